@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from eddyline.errors import StateError
 from eddyline.operators.conditional_join import ConditionalJoin, PairTest, Sign
 from eddyline.operators.join import Join
-from eddyline.operators.pairing import JoinKind
+from eddyline.operators.pairing import Carried, JoinKind
 from laws import (
     KINDS,
     Bucket,
@@ -51,6 +52,16 @@ def join_delta(changes: list[Change], kind: JoinKind) -> pa.Table:
     )
 
 
+def carrying(delta: pa.Table, carried: Carried) -> pa.Table:
+    """Hold columns of the right side's rows in columns of the left side."""
+    of_right = pc.equal(delta["side"], 1)
+    for name, carrier in carried:
+        values = pc.if_else(of_right, delta[name], delta[carrier])
+        delta = delta.set_column(delta.column_names.index(carrier), carrier, values)
+        delta = delta.drop_columns([name])
+    return delta
+
+
 def joined_rows(rows: list[Row], kind: JoinKind) -> list[Change]:
     left = [row[1:] for row in rows if row[0] == 0]
     right = [row[1:] for row in rows if row[0] == 1]
@@ -69,19 +80,22 @@ def joined_rows(rows: list[Row], kind: JoinKind) -> list[Change]:
     return found
 
 
+@pytest.mark.parametrize("carried", [(), (("r0", "l1"),)])
 @pytest.mark.parametrize("kind", JoinKind)
 @laws
 @given(epochs=epochs_of(joined))
-def test_joins_follow_from_the_rows(kind: JoinKind, epochs: list[list[Change]]) -> None:
+def test_joins_follow_from_the_rows(
+    kind: JoinKind, carried: Carried, epochs: list[list[Change]]
+) -> None:
     names = ("l0", "l1", "x") if kind is JoinKind.EXISTS else ("l0", "l1", "r0")
-    operator = Join(kind, 0 if kind is JoinKind.INNER else 1, 2, 1)
+    operator = Join(kind, 0 if kind is JoinKind.INNER else 1, 2, 1, carried=carried)
     for cut in (epochs, [[change] for epoch in epochs for change in epoch]):
         bucket, output = Bucket(operator), list[Change]()
         for number, epoch in enumerate(cut, start=1):
             taken = epoch
             if kind is JoinKind.INNER:  # rows without a key never reach its kernel
                 taken = [(row, w) for row, w in epoch if row[1] is not None]
-            for part in bucket.feed(join_delta(taken, kind)):
+            for part in bucket.feed(carrying(join_delta(taken, kind), carried)):
                 output += weighted(part, names)
             assert z_set(output) == z_set(joined_rows(integrated(cut[:number]), kind))
 
@@ -153,20 +167,25 @@ def compared_rows(rows: list[Row], kind: JoinKind, sign: Sign) -> list[Change]:
 @pytest.mark.parametrize("sign", Sign)
 @pytest.mark.parametrize("kind", JoinKind)
 @laws
-@given(data=st.data(), values=st.sampled_from(sorted(VALUES)))
+@given(
+    data=st.data(),
+    values=st.sampled_from(sorted(VALUES)),
+    carried=st.sampled_from([(), (("b0", "a0"),), (("r0", "l0"), ("b0", "a0"))]),
+)
 def test_joins_with_a_condition_follow_from_the_rows(
-    kind: JoinKind, sign: Sign, data: st.DataObject, values: str
+    kind: JoinKind, sign: Sign, data: st.DataObject, values: str, carried: Carried
 ) -> None:
     """Side, key and value of each row; the value is only compared."""
     epochs = data.draw(epochs_of(st.tuples(st.integers(0, 1), small, VALUES[values])))
     inner = kind is JoinKind.INNER  # pairs by hash alone; rows without a key never reach its kernel
-    operator = ConditionalJoin(kind, 0 if inner else 1, 1, 1, (1, 1), (PairTest("a0", sign, "b0"),))
+    tests = (PairTest("a0", sign, "b0"),)
+    operator = ConditionalJoin(kind, 0 if inner else 1, 1, 1, (1, 1), tests, carried)
     names = ("l0", "x") if kind is JoinKind.EXISTS else ("l0", "r0")
     for cut in (epochs, [[change] for epoch in epochs for change in epoch]):
         bucket, output = Bucket(operator), list[Change]()
         for number, epoch in enumerate(cut, start=1):
             taken = [(row, w) for row, w in epoch if not inner or row[1] is not None]
-            for part in bucket.feed(compared_delta(taken, values, inner)):
+            for part in bucket.feed(carrying(compared_delta(taken, values, inner), carried)):
                 output += weighted(part, names)
             assert z_set(output) == z_set(compared_rows(integrated(cut[:number]), kind, sign))
 

@@ -15,6 +15,7 @@ from eddyline.operators.base import BucketResult, State, negative_weight, number
 from eddyline.operators.pairing import (
     LEFT,
     RIGHT,
+    Carried,
     JoinedRows,
     JoinKind,
     Places,
@@ -92,6 +93,7 @@ class ConditionalJoin:
     right: int
     compared: tuple[int, int]
     tests: tuple[PairTest, ...]
+    carried: Carried = ()
 
     @property
     def layouts(self) -> dict[str, Layout]:
@@ -117,7 +119,9 @@ class ConditionalJoin:
     def step(self, delta: pa.Table, state: State) -> BucketResult:
         """Process the changes of one epoch."""
         layouts = self._z_sets
-        given, unmatchable = sides_of(delta, {slot: layouts[slot].columns for slot in layouts})
+        given, unmatchable = sides_of(
+            delta, {slot: layouts[slot].columns for slot in layouts}, self.carried
+        )
         fresh = {slot: layouts[slot].consolidate(given[slot]) for slot in layouts}
         sides = {
             slot: _Side.of(fresh[slot], lookup(state[slot], distinct_hashes(fresh[other])))

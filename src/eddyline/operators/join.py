@@ -15,6 +15,7 @@ from eddyline.operators.base import BucketResult, State, empty_like, negative_we
 from eddyline.operators.pairing import (
     LEFT,
     RIGHT,
+    Carried,
     JoinedRows,
     JoinKind,
     key_codes,
@@ -31,7 +32,8 @@ class Join:
     """Keep both sides by key; emit the pairs dA x B_old + A_new x dB, or which rows have a match.
 
     Input: `h, side, matchable, k0.., l0.., r0.., w`: rows of the left side have side 0, those of
-    the right 1, with the other side's columns null; rows whose key has a null are not matchable.
+    the right 1, with the other side's columns null; rows whose key has a null are not matchable. A column of the right
+    side may be carried by one of the left side, and is then no column of the input.
     Output: that of `JoinedRows`, with x = whether the row has a match.
 
     An inner join pairs rows by hash alone and has no `k` columns: the condition itself, evaluated
@@ -49,6 +51,7 @@ class Join:
     left: int
     right: int
     scalar: bool = False
+    carried: Carried = ()
 
     @property
     def layouts(self) -> dict[str, Layout]:
@@ -62,7 +65,9 @@ class Join:
     def step(self, delta: pa.Table, state: State) -> BucketResult:
         """Process the changes of one epoch."""
         layouts = self.layouts
-        given, unmatchable = sides_of(delta, {slot: layouts[slot].columns for slot in layouts})
+        given, unmatchable = sides_of(
+            delta, {slot: layouts[slot].columns for slot in layouts}, self.carried
+        )
         fresh = {slot: layouts[slot].consolidate(given[slot]) for slot in layouts}
         left_hashes, right_hashes = distinct_hashes(fresh[LEFT]), distinct_hashes(fresh[RIGHT])
         left_old = _stored(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -22,6 +22,9 @@ PAIRS_MAX = 1 << 19
 
 Places = tuple[np.ndarray, np.ndarray]
 """Places of rows of the left side, and of the rows of the right side that they are paired with."""
+
+Carried = tuple[tuple[str, str], ...]
+"""Columns of the right side, each with the column of the left side that has its values in the right side's rows."""
 
 
 class JoinKind(StrEnum):
@@ -105,18 +108,20 @@ class JoinedRows:
 
 
 def sides_of(
-    delta: pa.Table, columns: dict[str, Sequence[str]]
+    delta: pa.Table, columns: Mapping[str, Sequence[str]], carried: Carried
 ) -> tuple[dict[str, pa.Table], dict[str, pa.Table]]:
     """Return for each side its rows that can have a match, and those that can't.
 
     Args:
         columns: names of the columns of each side.
     """
+    carriers = {LEFT: {}, RIGHT: dict(carried)}
     side = delta[SIDE].to_numpy()
     matchable = delta[MATCHABLE].to_numpy(zero_copy_only=False)
     can, cannot = {}, {}
     for slot, number in ((LEFT, 0), (RIGHT, 1)):
-        mine = delta.select(list(columns[slot]))
+        own = columns[slot]
+        mine = delta.select([carriers[slot].get(name, name) for name in own]).rename_columns(own)
         can[slot] = where(mine, (side == number) & matchable)
         cannot[slot] = where(mine, (side == number) & ~matchable)
     return can, cannot

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pyspark.sql import DataFrame
@@ -387,45 +387,57 @@ def _operator(
     inner = how is JoinKind.INNER
     kept_keys = [] if inner else list(keys)
     present = [f"{key} is not null" for key in keys]
+    of_left, of_right = (
+        dict(zip((*shown[n], *compared[n]), (*side.columns, *side.compared), strict=True))
+        for n, side in enumerate((left, right))
+    )
+    types = {name: sql_type(type_of(column)) for name, column in (of_left | of_right).items()}
+    carried = _carried(list(of_left), list(of_right), types)
+    columns = [name for name in types if name not in carried]
     sides = []
-    for number, side in enumerate((left, right)):
-        inputs = [
-            *zip(side.keys, keys, strict=True),
-            *zip(side.columns, shown[number], strict=True),
-            *zip(side.compared, compared[number], strict=True),
-        ]
+    for number, (side, own) in enumerate(((left, of_left), (right, of_right))):
+        inputs = [*zip(side.keys, keys, strict=True), *((own[name], name) for name in own)]
         matchable = [] if null_safe or inner else [*present]
         if side.matchable is not None:
             inputs.append((side.matchable, "p"))
             matchable.append("coalesce(p, false)")
-        columns: list[str] = []
-        for place, other in enumerate((left, right)):
-            own = [*shown[place], *compared[place]]
-            columns += own if place == number else _nulls(other, own)
-        rest = [f"{number} as side", f"{_all(matchable)} as matchable", *kept_keys, *columns]
+        held = {carried.get(name, name): name for name in own}
+        values = [f"{held.get(name, f'cast(null as {types[name]})')} as {name}" for name in columns]
+        rest = [f"{number} as side", f"{_all(matchable)} as matchable", *kept_keys, *values]
         where = _all(present) if inner else ""
         sides.append(build.named_and_hashed(side.delta, inputs, keys, rest, where))
     united = build.steps.union(sides)
     rows = build.shuffled(united, single=not keys)
-    out = [rows.schema[name] for name in shown[0]]
+    emitted = shown[0] if how is JoinKind.EXISTS else (*shown[0], *shown[1])
+    out = [
+        StructField(name, rows.schema[carried.get(name, name)].dataType, True) for name in emitted
+    ]
     if how is JoinKind.EXISTS:
         out.append(StructField("x", BooleanType()))
-    else:
-        out += [rows.schema[name] for name in shown[1]]
     counts = len(kept_keys), len(left.columns), len(right.columns)
-    operator: Operator = Join(how, *counts, scalar)
+    operator: Operator = Join(how, *counts, scalar, tuple(carried.items()))
     if tests:
         further = len(left.compared), len(right.compared)
-        operator = ConditionalJoin(how, *counts, further, tuple(tests))
+        operator = ConditionalJoin(how, *counts, further, tuple(tests), tuple(carried.items()))
     return build.run(rows, operator, out, single=not keys, expiry=expiry)
+
+
+def _carried(left: Sequence[str], right: Sequence[str], types: Mapping[str, str]) -> dict[str, str]:
+    """Return for columns of the right side the columns of the left side that hold them in its rows.
+
+    Each has one of the same type, as long as there are any. So rows have fewer columns, and fewer nulls for those of the
+    other side.
+    """
+    free = list(left)
+    carried = {}
+    for name in right:
+        alike = [one for one in free if types[one] == types[name]]
+        if alike and "<" not in types[name]:  # two nested types may differ in where nulls are
+            carried[name] = alike[0]
+            free.remove(alike[0])
+    return carried
 
 
 def _all(conditions: Sequence[str]) -> str:
     """Return SQL of the conjunction of some conditions."""
     return " and ".join(conditions) or "true"
-
-
-def _nulls(side: JoinSide, names: Sequence[str]) -> list[str]:
-    """Return SQL of the columns of a side in the rows of the other one."""
-    pairs = zip([*side.columns, *side.compared], names, strict=True)
-    return [f"cast(null as {sql_type(type_of(column))}) as {name}" for column, name in pairs]

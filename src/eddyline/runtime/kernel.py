@@ -93,25 +93,20 @@ class Kernel:
         prepare_worker()
         cpu = CpuOfTask()
         context = EpochContext.current()
+        bucket, given = _bucket_of(batches)
         if isinstance(self.operator, Timed):
-            deltas = _whole(batches)
+            rows = _whole(given)
         else:
-            deltas = sliced(batches, self.slice_bytes)
-        first = next(deltas, None)
+            rows = sliced(given, self.slice_bytes)
         task = TaskContext.get()
         assert task is not None
-        bucket = None
-        if first is not None:
-            bucket = first[BUCKET][0].as_py()
-        elif isinstance(self.operator, Timed):
+        if bucket is None and isinstance(self.operator, Timed):
             bucket = BucketId(
                 task.partitionId()
             )  # no shuffle comes after the one that made the buckets
         name = f"{task.stageId()}-{task.partitionId()}"
         file = f"{self.prefix(context)}{name}{REPORT}"
         report = cpu.reporting(partial(self.files.write_json, file, durable=False))
-        given = () if first is None else chain([first], deltas)
-        rows = (delta.drop_columns([BUCKET]) for delta in given)
         for table in self.run(context, f"{name}-{task.taskAttemptId()}", bucket, rows, report):
             yield from batches_of(table, self.schema)
 
@@ -297,8 +292,20 @@ class Kernel:
         }
 
 
+def _bucket_of(
+    batches: Iterable[pa.RecordBatch],
+) -> tuple[BucketId | None, Iterator[pa.RecordBatch]]:
+    """Return the bucket of a task's rows, None if there are none, and the rows without its column."""
+    filled = (batch for batch in batches if batch.num_rows)
+    first = next(filled, None)
+    if first is None:
+        return None, iter(())
+    rows = (batch.drop_columns([BUCKET]) for batch in chain([first], filled))
+    return first[BUCKET][0].as_py(), rows
+
+
 def _whole(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    held = [batch for batch in batches if batch.num_rows]
+    held = list(batches)
     if held:
         yield pa.Table.from_batches(held)
 
