@@ -140,6 +140,53 @@ def test_pieces_have_each_row_once(storage: Path) -> None:
         assert sorted(found) == list(range(ROWS))
 
 
+def test_leaves_wait_for_their_earlier_ones(storage: Path) -> None:
+    few, some, many = (
+        [Segment(LOG, name, size)] for name, size in (("f", 1), ("s", 20), ("m", 99))
+    )
+    inputs = {"many": many, "few": few, "some": some}
+
+    def order(earlier: dict[str, frozenset[str]]) -> list[str]:
+        pieces = in_pieces(Files(storage), inputs, 10, earlier)
+        return list(dict.fromkeys(leaf for piece in pieces for leaf in piece))
+
+    assert order({}) == ["few", "some", "many"]
+    assert order({"few": frozenset({"some"})}) == ["some", "few", "many"]
+    assert order({"few": frozenset({"many", "other"})}) == ["some", "many", "few"]
+    circle = {"few": frozenset({"some"}), "some": frozenset({"few"}), "many": frozenset({"some"})}
+    assert order(circle) == ["few", "some", "many"]
+
+
+@pytest.mark.parametrize(
+    ("query", "earlier"),
+    [
+        ("SELECT a.v FROM a JOIN b USING (k)", {}),
+        ("SELECT a.v, b.v AS w FROM a FULL JOIN b USING (k)", {}),
+        ("SELECT a.v, b.v AS w FROM a LEFT JOIN b USING (k)", {"a": {"b"}}),
+        ("SELECT a.v, b.v AS w FROM a RIGHT JOIN b USING (k)", {"b": {"a"}}),
+        ("SELECT v FROM a WHERE NOT EXISTS (SELECT 1 FROM b WHERE b.k = a.k AND b.v <> a.v)", {"a": {"b"}}),
+        ("SELECT v FROM a WHERE k IN (SELECT k FROM b WHERE v IN (SELECT v FROM c))", {"a": {"b", "c"}, "b": {"c"}}),
+        ("SELECT a.v, n FROM a JOIN (SELECT k, max(v) AS n FROM b GROUP BY k) USING (k)", {"a": {"b"}}),
+        ("SELECT a.v, n FROM (SELECT k, max(v) AS n FROM b GROUP BY k) JOIN a USING (k)", {"a": {"b"}}),
+        ("SELECT a.v FROM a LEFT JOIN b USING (k) JOIN (SELECT DISTINCT k FROM c) USING (k)", {"a": {"b", "c"}, "b": {"c"}}),
+    ],
+)  # fmt: skip
+def test_what_a_join_would_retract_is_read_last(
+    tmp_path: Path, query: str, earlier: dict[str, set[str]]
+) -> None:
+    with Engine(tmp_path / "s") as engine:
+        for name in "abc":
+            engine.table(name, "k INT, v INT")
+        engine.view("joined", query)
+        workspace = engine._workspace
+        plan = workspace.plan(workspace.catalog.get("joined")).plan
+        relations = {leaf.name: leaf.relation for leaf in plan.leaves}
+        assert earlier == {
+            relations[leaf]: {relations[one] for one in others}
+            for leaf, others in plan.earlier.items()
+        }
+
+
 @pytest.mark.parametrize("epochs", [0, 2])
 def test_it_goes_on_after_an_interruption(
     interrupted: Path, computed: Computed, epochs: int

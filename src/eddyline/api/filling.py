@@ -106,7 +106,7 @@ class Filling:
         constants = workspace.compiler.write_constants(compiled)
         given = workspace.results.initial_input(compiled, catalog, base, {plan.name}, constants)
         most = 0 if grows_with_pieces(plan) else workspace.options.fill_rows
-        pieces = in_pieces(workspace.files, given.segments, most)
+        pieces = in_pieces(workspace.files, given.segments, most, plan.earlier)
         rows = list(map(_rows, pieces))
         stored = (
             begin_checkpoint(workspace, entry, compiled, base, pieces, sum(rows))

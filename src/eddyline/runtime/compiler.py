@@ -39,6 +39,7 @@ from eddyline.plan.lower import (
 )
 from eddyline.plan.nodes import Leaf, StatefulPart
 from eddyline.plan.partitions import check_partitions
+from eddyline.plan.reading_order import earlier_leaves
 from eddyline.runtime.empty_frames import Frames
 from eddyline.runtime.kernel import Kernel
 from eddyline.runtime.plans import EpochPlan, fingerprint
@@ -435,6 +436,7 @@ class Compiler:
             compiled.key,
             tuple(before),
             keeps_rows_short(shown),
+            earlier_leaves(build.steps.recorded),
         )
         build.steps.release()
         stored = StructType(list(compiled.schema.fields))

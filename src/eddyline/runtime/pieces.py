@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -24,6 +25,8 @@ from eddyline.storage.files import Files
 Piece = dict[str, list[Segment]]
 """By name of a leaf the segments that it reads."""
 
+_ANY_ORDER: Mapping[str, frozenset[str]] = MappingProxyType({})
+
 
 def grows_with_pieces(plan: EpochPlan) -> bool:
     """Return whether an operator of a plan reads or writes a whole group at each change of it.
@@ -38,16 +41,22 @@ def grows_with_pieces(plan: EpochPlan) -> bool:
     )
 
 
-def in_pieces(files: Files, inputs: Mapping[str, Sequence[Segment]], most: int) -> list[Piece]:
+def in_pieces(
+    files: Files,
+    inputs: Mapping[str, Sequence[Segment]],
+    most: int,
+    earlier: Mapping[str, frozenset[str]] = _ANY_ORDER,
+) -> list[Piece]:
     """Cut the input of a view into pieces of about equal numbers of rows.
 
     Leaves come in the order of their numbers of rows, the largest last, so that a join can match its rows as they
-    come. A table or view is cut by ranges of the key hash in every bucket, other inputs by segments.
+    come, but none before its earlier ones. A table or view is cut by ranges of the key hash in every bucket, other inputs by segments.
     Segments with an unknown number of rows come in the first piece that reads their leaf.
 
     Args:
         inputs: by name of a leaf its segments.
         most: about how many rows a piece has; 0 for no limit.
+        earlier: for leaves the ones that come before them, where that is possible.
 
     Returns:
         At least one piece; each segment's rows are in exactly one of them.
@@ -59,7 +68,7 @@ def in_pieces(files: Files, inputs: Mapping[str, Sequence[Segment]], most: int) 
         return [{leaf: list(own) for leaf, own in inputs.items()}]
     pieces: list[Piece] = [{} for _ in range(count)]
     passed = 0
-    for leaf in sorted(inputs, key=rows.__getitem__):
+    for leaf in _in_order(rows, earlier):
         shares = math.ceil(rows[leaf] * count / total)
         for segment in _atoms(files, inputs[leaf], shares, -(-total // count)):
             own = _known_rows(segment)
@@ -67,6 +76,16 @@ def in_pieces(files: Files, inputs: Mapping[str, Sequence[Segment]], most: int) 
             pieces[min(place, count - 1)].setdefault(leaf, []).append(segment)
             passed += own
     return [piece for piece in pieces if piece]
+
+
+def _in_order(rows: Mapping[str, int], earlier: Mapping[str, frozenset[str]]) -> Iterator[str]:
+    """Yield the leaves: of those whose earlier ones have come the smallest, or of all if there is a circle."""
+    left = sorted(rows, key=rows.__getitem__)
+    while left:
+        ready = (leaf for leaf in left if earlier.get(leaf, frozenset()).isdisjoint(left))
+        chosen = next(ready, left[0])
+        left.remove(chosen)
+        yield chosen
 
 
 def _known_rows(segment: Segment) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import pyspark
@@ -99,6 +99,7 @@ class EpochPlan:
         fingerprint: equal for plans that write and read the same state; see `fingerprint`.
         short: the plan for the short lane; None if it can't run there.
         key: places of the columns that identify a row of the result; None if there is no known key.
+        earlier: for leaves the ones that a filling in pieces reads before them; see `plan/reading_order.py`.
         short_rows: whether no output row is much longer than the input rows that it is computed from.
     """
 
@@ -113,6 +114,7 @@ class EpochPlan:
     key: tuple[int, ...] | None = None
     before: tuple[Any, ...] = ()
     short_rows: bool = False
+    earlier: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @property
     def result(self) -> str:
