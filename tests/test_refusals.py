@@ -118,6 +118,23 @@ REFUSED = {
             "CASE WHEN v > 1 THEN array() END",
         )
     },
+    **{
+        f"constant {number}": (f"SELECT {value} AS a FROM t", "INVALID_QUERY", named)
+        for number, (value, named) in enumerate(
+            (
+                ("s RLIKE '['", "'['"),
+                ("regexp_replace(s, '(', 'x')", "regexp_replace"),
+                ("regexp_count(s, '(')", "PATTERN"),
+                ("upper(split(s, '(')[0])", "'('"),
+                (r"s LIKE 'a\\'", "ESC_AT_THE_END"),
+                ("date_format(ts, 'bbb')", "'bbb'"),
+                ("to_date(s, 'bogus')", "'bogus'"),
+                ("from_utc_timestamp(ts, 'No/Where')", "No/Where"),
+                ("encode(s, 'none')", "CHARSET"),
+                ("v + (SELECT count(*) FROM u WHERE CAST(v AS STRING) RLIKE '[')", "'['"),
+            )
+        )
+    },
     "unknown column": ("SELECT nope FROM t", "INVALID_QUERY", "nope"),
     "unknown relation": ("SELECT * FROM nowhere", "INVALID_QUERY", "nowhere"),
     "syntax": ("SELEC * FROM t", "INVALID_QUERY", "SELEC"),
@@ -137,6 +154,22 @@ def test_refused_with_reason_fragment_and_way_out(engine, case):
     assert "Way out: " in message
     assert "JVM" not in message
     assert [row.name for row in engine.show("view").collect()] == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "s RLIKE concat(s, '[')",
+        "to_timestamp(s, 'yyyy-MM')",
+        "from_utc_timestamp(TIMESTAMP '2026-01-01 00:00:00', s)",
+        "convert_timezone(s, 'UTC', TIMESTAMP_NTZ '2026-01-01 00:00:00')",
+        "encode('a', s)",
+        "split(s, '')",
+        "CASE WHEN false THEN s RLIKE '[' END",
+    ],
+)
+def test_constants_that_some_row_can_be_evaluated_with(engine, value):
+    engine.explain(f"SELECT {value} AS a FROM t")
 
 
 def test_a_function_not_marked_deterministic(engine):

@@ -119,6 +119,15 @@ class Builder:
         found: Expression = self._parser.parseExpression(sql)
         return found
 
+    def sample(self, expression: Expression) -> Expression:
+        """Return a constant of an expression's type; a text is one that is also a time zone."""
+        if expression.dataType().simpleString() == "string":
+            return self.constant("'UTC'")
+        found: Expression = self._scala.static(f"{EXPRESSIONS}.Literal.default")(
+            expression.dataType()
+        )
+        return found
+
     def seq(self, values: Sequence[Any]) -> Seq[Any]:
         """Return a Scala Seq."""
         made: Seq[Any] = trees.seq(values) if values else self._scala.empty

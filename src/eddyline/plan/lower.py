@@ -21,6 +21,7 @@ from eddyline.operators.result import Apply, Materialize
 from eddyline.plan.aggregate import aggregate
 from eddyline.plan.build import Build, Delta, until
 from eddyline.plan.clock import flips, marked, reads_clock, removes_old_rows, with_values
+from eddyline.plan.constants import check_constants
 from eddyline.plan.eventtime import Bound, Expiry, expanded, key_bounds, projected, same_places
 from eddyline.plan.joins import join
 from eddyline.plan.lanes import Placed
@@ -115,6 +116,7 @@ def checked_query(build: Build, analyzed: Plan) -> Query:
     names = _column_names(build, analyzed)
     sorts_kept = limits_over_sorts(catalyst, analyzed)
     optimized = catalyst.optimized(catalyst.hide_distinct(sorts_kept))
+    check_constants(build, optimized)
     build.need(optimized)
     find_sub_plans(build, optimized)
     return Query(names, optimized)
