@@ -221,6 +221,7 @@ def numbers_in(folder: Path, number: int) -> list[int]:
 def stream_into(spark: SparkSession, storage: str, inputs: Path, checkpoint: Path) -> Any:
     frame = spark.readStream.schema("id BIGINT").option("maxFilesPerTrigger", 1).json(str(inputs))
     writer = frame.writeStream.format("eddyline").option("table", "t").trigger(availableNow=True)
+    writer = writer.queryName(f"into {checkpoint}")
     return writer.option("checkpointLocation", str(checkpoint)).start(storage)
 
 

@@ -165,6 +165,7 @@ def test_leaves_wait_for_their_earlier_ones(storage: Path) -> None:
         ("SELECT a.v, b.v AS w FROM a LEFT JOIN b USING (k)", {"a": {"b"}}),
         ("SELECT a.v, b.v AS w FROM a RIGHT JOIN b USING (k)", {"b": {"a"}}),
         ("SELECT v FROM a WHERE NOT EXISTS (SELECT 1 FROM b WHERE b.k = a.k AND b.v <> a.v)", {"a": {"b"}}),
+        ("SELECT v FROM a WHERE NOT EXISTS (SELECT 1 FROM b WHERE b.k = a.k AND (b.v = a.v OR b.v = 1 - a.v))", {"a": {"b"}}),
         ("SELECT v FROM a WHERE k IN (SELECT k FROM b WHERE v IN (SELECT v FROM c))", {"a": {"b", "c"}, "b": {"c"}}),
         ("SELECT a.v, n FROM a JOIN (SELECT k, max(v) AS n FROM b GROUP BY k) USING (k)", {"a": {"b"}}),
         ("SELECT a.v, n FROM (SELECT k, max(v) AS n FROM b GROUP BY k) JOIN a USING (k)", {"a": {"b"}}),

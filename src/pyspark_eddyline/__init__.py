@@ -34,7 +34,7 @@ class DefaultSource(DataSource):
     `leaseSeconds`, and for a stream `reader`, `maxEpochsPerTrigger`.
 
     A DataFrame is appended to a `table`, all or nothing; each micro-batch of a stream once. An engine
-    inserts the rows before its next epoch. Options: `table`, `txnAppId`, `txnVersion`.
+    inserts the rows before its next epoch. Options: `table`, `txnAppId`, `txnVersion`, and for a stream those of Spark.
 
     Example:
         >>> spark.read.format("eddyline").option("view", "counts").load("/data/site")

@@ -24,8 +24,8 @@ from eddyline.spark.schema import arrow_schema, widens
 from eddyline.storage.files import Files
 from pyspark_eddyline.readers import ZONE, bad_option, check_known
 
-OPTIONS = ("table", "txnAppId", "txnVersion", "checkpointLocation")
-"""What a writer takes, beside the path. Spark keeps its checkpoint of a stream at the last one."""
+OPTIONS = ("table", "txnAppId", "txnVersion", "checkpointLocation", "queryName")
+"""What a writer takes, beside the path. The last two are Spark's own, for streams."""
 QUERY_ID = "sql.streaming.queryId"  # the property under which Spark tells tasks of their query
 
 

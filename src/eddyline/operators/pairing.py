@@ -114,6 +114,7 @@ def sides_of(
 
     Args:
         columns: names of the columns of each side.
+        carried: those that are held in columns of the left side.
     """
     carriers = {LEFT: {}, RIGHT: dict(carried)}
     side = delta[SIDE].to_numpy()

@@ -14,9 +14,10 @@ from eddyline.plan.nodes import Leaf, StatefulPart
 def earlier_leaves(steps: Sequence[Step]) -> Mapping[str, frozenset[str]]:
     """Return for leaves the ones whose rows are better read before theirs.
 
-    A row of the left side of a semi, anti or outer join is emitted once, if all that it can match is there already. Read the
-    other way round it is emitted as a row without a match, and is retracted later. The same holds for any join
-    with the groups of an aggregate: their rows are replaced until all input has come.
+    A row of the left side of a semi, anti or left join, or of the right side of a right join, is emitted once, if all that it
+    can match is there already. Read the other way round it is emitted as a row without a match, and is retracted
+    later. The rows of an aggregate or window are replaced until all its input has come: an inner join of such rows with
+    others that aren't is emitted once, if these others come last.
 
     Args:
         steps: of the view's plan, each after its inputs.
@@ -41,7 +42,7 @@ def earlier_leaves(steps: Sequence[Step]) -> Mapping[str, frozenset[str]]:
             retracts[-1] = retracts[-1] or operator.kind is JoinKind.FULL
             continue
         first, last = (below[one] for one in ordered)
-        for leaf in last - first:
+        for leaf in last:  # one that is on both sides waits for the others
             found[leaf] = found.get(leaf, frozenset()) | (first - last)
     return found
 
