@@ -120,7 +120,7 @@ def test_pieces_have_each_row_once(storage: Path) -> None:
         assert {one.kind for one in orders} == {BUCKET_RUNS}
         scan = workspace.compiler.whole_scan(workspace.catalog.get("orders"))
         few, log = Segment(RUN, "few", 10), [Segment(LOG, f"{n}", 700, 0, 7) for n in range(2)]
-        pieces = in_pieces(engine.files, {"a": orders, "few": [few], "log": log}, 400)
+        pieces = in_pieces(engine.files, {"a": orders, "few": [few], "log": log}, 400, {})
         assert len(pieces) == 12
         assert pieces[0]["few"] == [few]
         assert not any("few" in piece for piece in pieces[1:])

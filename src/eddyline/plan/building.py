@@ -120,7 +120,7 @@ class Builder:
         return found
 
     def sample(self, expression: Expression) -> Expression:
-        """Return a constant of an expression's type; a text is one that is also a time zone."""
+        """Return some constant of an expression's type; a text that is a time zone, too, so that it can stand for one."""
         if expression.dataType().simpleString() == "string":
             return self.constant("'UTC'")
         found: Expression = self._scala.static(f"{EXPRESSIONS}.Literal.default")(

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 import numpy as np
 
@@ -24,8 +23,6 @@ from eddyline.storage.files import Files
 
 Piece = dict[str, list[Segment]]
 """By name of a leaf the segments that it reads."""
-
-_ANY_ORDER: Mapping[str, frozenset[str]] = MappingProxyType({})
 
 
 def grows_with_pieces(plan: EpochPlan) -> bool:
@@ -45,7 +42,7 @@ def in_pieces(
     files: Files,
     inputs: Mapping[str, Sequence[Segment]],
     most: int,
-    earlier: Mapping[str, frozenset[str]] = _ANY_ORDER,
+    earlier: Mapping[str, frozenset[str]],
 ) -> list[Piece]:
     """Cut the input of a view into pieces of about equal numbers of rows.
 
