@@ -72,8 +72,11 @@ def _fault(catalyst: Catalyst, root: Expression) -> str:
         return ""
     children = children_of(root)
     fault = next(filter(None, (_fault(catalyst, child) for child in children)), "")
-    if fault or kind(root) not in _CHECKED or len(children) < 2 or not children[1].foldable():
+    if fault or kind(root) not in _CHECKED or len(children) < 2:
         return fault
+    constant = children[1]
+    if not constant.foldable() or constant.dataType().simpleString() != "string":
+        return ""
     try:
         sampled = [child if child.foldable() else catalyst.sample(child) for child in children]
         root.withNewChildren(catalyst.seq(sampled)).eval(None)
