@@ -17,6 +17,7 @@ from eddyline.plan.logical import (
 )
 from eddyline.plan.render import text
 from eddyline.spark.failures import FAILURES, message_of
+from eddyline.spark.session import active
 
 # Their second argument is a pattern, a charset or a time zone; a StaticInvoke may be `encode` or `decode`.
 _CHECKED = frozenset(
@@ -79,7 +80,9 @@ def _fault(catalyst: Catalyst, root: Expression) -> str:
         return ""
     try:
         sampled = [child if child.foldable() else catalyst.sample(child) for child in children]
-        root.withNewChildren(catalyst.seq(sampled)).eval(None)
+        probe = root.withNewChildren(catalyst.seq(sampled))
+        with active(catalyst.session):  # patterns may be read as Spark 2 did
+            probe.eval(None)
     except FAILURES as error:
         return message_of(error) if _OF_CONSTANTS.search(str(error)) else ""
     return ""
