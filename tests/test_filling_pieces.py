@@ -188,6 +188,28 @@ def test_what_a_join_would_retract_is_read_last(
         }
 
 
+def test_a_filling_reads_what_a_join_can_match_first(
+    storage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute, read = EpochRunner.compute, list[set[str]]()
+
+    def watched(self: EpochRunner, base: Any, given: Any, *rest: Any) -> Any:
+        leaves = {leaf.name: leaf.relation for leaf in given.plan.leaves}
+        read.append({leaves[name] for name, own in given.segments.items() if own})
+        return compute(self, base, given, *rest)
+
+    engine, _ = opened(storage)
+    with engine:
+        few = engine.table("few", "k BIGINT")
+        few.insert([(k,) for k in range(12)])
+        engine.advance()
+        monkeypatch.setattr(EpochRunner, "compute", watched)
+        engine.view("unmatched", "SELECT k FROM few WHERE k NOT IN (SELECT k FROM orders)")
+        assert len(read) > 2
+        assert ["few" in relations for relations in read] == [False] * (len(read) - 1) + [True]
+        assert sorted(row.k for row in engine.snapshot("unmatched").collect()) == [9, 10, 11]
+
+
 @pytest.mark.parametrize("epochs", [0, 2])
 def test_it_goes_on_after_an_interruption(
     interrupted: Path, computed: Computed, epochs: int

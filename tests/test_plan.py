@@ -14,6 +14,7 @@ from pyspark.sql.functions import udf
 import eddyline as el
 import functions
 from eddyline.errors import StateGrowthWarning
+from eddyline.operators.join import Join
 from eddyline.plan import refusals
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.logical import all_nodes, children_of, find, items, kind, type_of
@@ -280,6 +281,23 @@ def test_a_join_that_compares_both_sides_is_one_operator(engine: el.Engine) -> N
     # what may fail for rows without a partner is left to Spark, which evaluates it for pairs
     shown = engine.explain("SELECT t.id, u.k FROM t LEFT JOIN u ON t.x = u.x AND u.id < 1 div t.id")
     assert "rows with a pair" in shown
+
+
+@pytest.mark.spark
+def test_columns_of_both_sides_of_a_join_travel_together(engine: el.Engine) -> None:
+    """Each in one of the other side, of the same type; not nested ones, nor more than the other side has."""
+    engine.table("nested", "id BIGINT, a ARRAY<INT>, v INT, w INT")
+    engine.view(
+        "joined",
+        "SELECT l.id, l.a, l.v, r.id AS rid, r.a AS ra, r.v AS rv, r.w FROM nested l JOIN nested r USING (id)",
+    )
+    workspace = engine._workspace
+    plan = workspace.plan(workspace.catalog.get("joined")).plan
+    (join,) = [one.operator for one in plan.parts if isinstance(one.operator, Join)]
+    assert (join.left, join.right) == (3, 4)
+    assert dict(join.carried) == {"r0": "l0", "r2": "l2"}
+    engine.drop("view", "joined")
+    engine.drop("table", "nested")
 
 
 @pytest.mark.spark

@@ -215,8 +215,7 @@ class EddylineError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Allow errors to pass between processes; what they concern becomes text."""
-        document = self.as_document()
-        return _again, (type(self), self.message, self.condition, self.hint, document["context"])
+        return _again, (type(self), self.message, self.condition, self.hint, self._context_texts)
 
     @property
     def retryable(self) -> bool:
@@ -237,13 +236,16 @@ class EddylineError(Exception):
             >>> EngineError("lag is 'x'", condition="BAD_OPTION", view="v", hint="give a number").as_document()
             {'condition': 'BAD_OPTION', 'message': "lag is 'x'", 'context': {'view': 'v'}, 'hint': 'give a number'}
         """
-        context = {name: str(value) for name, value in self.context.items()}
         return {
             "condition": self.condition,
             "message": self.message,
-            "context": context,
+            "context": self._context_texts,
             "hint": self.hint,
         }
+
+    @property
+    def _context_texts(self) -> dict[str, str]:
+        return {name: str(value) for name, value in self.context.items()}
 
 
 def without_secrets(text: str, secrets: Iterable[str]) -> str:

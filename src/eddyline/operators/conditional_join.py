@@ -119,9 +119,7 @@ class ConditionalJoin:
     def step(self, delta: pa.Table, state: State) -> BucketResult:
         """Process the changes of one epoch."""
         layouts = self._z_sets
-        given, unmatchable = sides_of(
-            delta, {slot: layouts[slot].columns for slot in layouts}, self.carried
-        )
+        given, unmatchable = sides_of(delta, layouts, self.carried)
         fresh = {slot: layouts[slot].consolidate(given[slot]) for slot in layouts}
         sides = {
             slot: _Side.of(fresh[slot], lookup(state[slot], distinct_hashes(fresh[other])))

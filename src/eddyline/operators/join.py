@@ -65,9 +65,7 @@ class Join:
     def step(self, delta: pa.Table, state: State) -> BucketResult:
         """Process the changes of one epoch."""
         layouts = self.layouts
-        given, unmatchable = sides_of(
-            delta, {slot: layouts[slot].columns for slot in layouts}, self.carried
-        )
+        given, unmatchable = sides_of(delta, layouts, self.carried)
         fresh = {slot: layouts[slot].consolidate(given[slot]) for slot in layouts}
         left_hashes, right_hashes = distinct_hashes(fresh[LEFT]), distinct_hashes(fresh[RIGHT])
         left_old = _stored(

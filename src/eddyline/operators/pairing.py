@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from eddyline.changes import HASH, WEIGHT
 from eddyline.operators.base import checked_weights, numbered
-from eddyline.state.arrangement import Arrangement
+from eddyline.state.arrangement import Arrangement, Layout
 from eddyline.state.grouping import group_rows
 from eddyline.state.kernels import ranges, where, with_weights
 from eddyline.state.retyping import cast_to
@@ -108,12 +108,12 @@ class JoinedRows:
 
 
 def sides_of(
-    delta: pa.Table, columns: Mapping[str, Sequence[str]], carried: Carried
+    delta: pa.Table, layouts: Mapping[str, Layout], carried: Carried
 ) -> tuple[dict[str, pa.Table], dict[str, pa.Table]]:
     """Return for each side its rows that can have a match, and those that can't.
 
     Args:
-        columns: names of the columns of each side.
+        layouts: the columns of each side.
         carried: those that are held in columns of the left side.
     """
     carriers = {LEFT: {}, RIGHT: dict(carried)}
@@ -121,7 +121,7 @@ def sides_of(
     matchable = delta[MATCHABLE].to_numpy(zero_copy_only=False)
     can, cannot = {}, {}
     for slot, number in ((LEFT, 0), (RIGHT, 1)):
-        own = columns[slot]
+        own = layouts[slot].columns
         mine = delta.select([carriers[slot].get(name, name) for name in own]).rename_columns(own)
         can[slot] = where(mine, (side == number) & matchable)
         cannot[slot] = where(mine, (side == number) & ~matchable)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from eddyline.errors import QueryError
 from eddyline.plan.build import Build
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.logical import (
@@ -15,6 +14,7 @@ from eddyline.plan.logical import (
     expressions_of,
     kind,
 )
+from eddyline.plan.refusals import WRONG_CONSTANT
 from eddyline.plan.render import text
 from eddyline.spark.failures import FAILURES, message_of
 from eddyline.spark.session import active
@@ -58,13 +58,7 @@ def check_constants(build: Build, optimized: Plan) -> None:
         for root in expressions_of(node):
             fault = _fault(build.catalyst, root)
             if fault:
-                raise QueryError(
-                    fault,
-                    condition="INVALID_QUERY",
-                    hint="correct the constant, with which no row can be evaluated",
-                    view=build.view,
-                    fragment=text(root),
-                )
+                raise build.refused(WRONG_CONSTANT.about(what=fault), text(root))
 
 
 def _fault(catalyst: Catalyst, root: Expression) -> str:

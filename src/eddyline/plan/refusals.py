@@ -181,6 +181,9 @@ MISPLACED_CLOCK = Refusal(
     "now() is compared where no live view can keep it",
     "put the comparison into the WHERE or SELECT of a subquery",
 )
+WRONG_CONSTANT = Refusal(
+    "{what}", "correct the constant, with which no row can be evaluated", "INVALID_QUERY"
+)
 NO_FINAL_ROWS = Refusal(
     "EMIT FINAL can't tell when a row is final: no column follows a stream's watermark",
     "declare WATERMARK FOR the stream's time column, group by a window or a day of it, and "

@@ -296,11 +296,11 @@ def _bucket_of(
     batches: Iterable[pa.RecordBatch],
 ) -> tuple[BucketId | None, Iterator[pa.RecordBatch]]:
     """Return the bucket of a task's rows, None if there are none, and the rows without its column."""
-    filled = (batch for batch in batches if batch.num_rows)
-    first = next(filled, None)
+    left = iter(batches)
+    first = next((batch for batch in left if batch.num_rows), None)
     if first is None:
-        return None, iter(())
-    rows = (batch.drop_columns([BUCKET]) for batch in chain([first], filled))
+        return None, left
+    rows = (batch.drop_columns([BUCKET]) for batch in chain([first], left))
     return first[BUCKET][0].as_py(), rows
 
 

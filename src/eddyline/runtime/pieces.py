@@ -47,8 +47,8 @@ def in_pieces(
     """Cut the input of a view into pieces of about equal numbers of rows.
 
     Leaves come in the order of their numbers of rows, the largest last, so that a join can match its rows as they
-    come, but none before its earlier ones. A table or view is cut by ranges of the key hash in every bucket, other inputs by segments.
-    Segments with an unknown number of rows come in the first piece that reads their leaf.
+    come, but none before its earlier ones. A table or view is cut by ranges of the key hash in every bucket, other
+    inputs by segments. Segments with an unknown number of rows come in the first piece that reads their leaf.
 
     Args:
         inputs: by name of a leaf its segments.
