@@ -20,6 +20,7 @@ from eddyline.api.script import (
     Drop,
     Explain,
     Insert,
+    Merge,
     Select,
     Show,
     Statement,
@@ -30,6 +31,7 @@ from eddyline.api.script import (
 from eddyline.errors import CatalogError, ScriptError
 from eddyline.sql import statements
 from eddyline.sql.cdc import ChangeFlow
+from eddyline.sql.forms import When
 
 READ: list[tuple[str, Statement]] = [
     (
@@ -154,10 +156,50 @@ READ: list[tuple[str, Statement]] = [
         "INSERT INTO t WITH x AS (SELECT 1) TABLE x",
         Insert("t", None, "WITH x AS (SELECT 1) TABLE x"),
     ),
+    ("INSERT INTO t BY NAME SELECT 1 AS a", Insert("t", None, "SELECT 1 AS a", by_name=True)),
+    (
+        "INSERT OVERWRITE TABLE t (a) SELECT 1",
+        Insert("t", ("a",), "SELECT 1", overwrite=True),
+    ),
+    ("TRUNCATE TABLE t", Delete("t")),
+    (
+        "MERGE INTO t USING s ON t.a = s.a WHEN MATCHED THEN DELETE",
+        Merge("t", None, "s", "s", "t.a = s.a", (When("MATCHED", "delete"),)),
+    ),
+    (
+        "merge into t as q using (select 1, ';') u(a, b) on q.a = u.a and case when u.b then true end"
+        " when matched and case when u.a > 0 then true end then update set q.a = case when u.b then 1 else 2 end, `b c` = f(1, 2)"
+        " when matched then update set * when not matched by target and (true) then insert (a, b) values (u.a, g(1, 2))"
+        " when not matched then insert * when not matched by source then delete",
+        Merge(
+            "t",
+            "q",
+            "(select 1, ';') u(a, b)",
+            "u",
+            "q.a = u.a and case when u.b then true end",
+            (
+                When(
+                    "MATCHED",
+                    "update",
+                    (("a", "case when u.b then 1 else 2 end"), ("b c", "f(1, 2)")),
+                    "case when u.a > 0 then true end",
+                ),
+                When("MATCHED", "update", None),
+                When("NOT MATCHED", "insert", (("a", "u.a"), ("b", "g(1, 2)")), "(true)"),
+                When("NOT MATCHED", "insert", None),
+                When("NOT MATCHED BY SOURCE", "delete"),
+            ),
+        ),
+    ),
+    (
+        "MERGE INTO t USING (SELECT 1) ON true WHEN NOT MATCHED THEN INSERT *",
+        Merge("t", None, "(SELECT 1)", "", "true", (When("NOT MATCHED", "insert", None),)),
+    ),
     ("DELETE FROM t", Delete("t")),
     ("DELETE FROM t AS q", Delete("t", None, "q")),
     ("DELETE FROM t `q r` WHERE `q r`.v > 3", Delete("t", "`q r`.v > 3", "q r")),
     ("UPDATE t q SET v = q.v + 1", Update("t", (("v", "q.v + 1"),), None, "q")),
+    ("UPDATE t AS q SET q.v = 1 WHERE true", Update("t", (("v", "1"),), "true", "q")),
     ("UPDATE t AS q SET v = 1 WHERE q.v > 1", Update("t", (("v", "1"),), "q.v > 1", "q")),
     ("DELETE FROM `t u` WHERE v > 3 AND s <> ';'", Delete("t u", "v > 3 AND s <> ';'")),
     ("UPDATE t SET v = v + 1 WHERE id = 1", Update("t", (("v", "v + 1"),), "id = 1")),
@@ -204,12 +246,10 @@ REFUSED = {
     "CREATE LIVE TABLE t (a INT)": "CREATE TABLE",
     "CREATE": "CREATE",
     "CREATE VIEW v (a) AS SELECT 1": "AS name",
-    "INSERT OVERWRITE t SELECT 1": "DELETE",
     "WITH x AS (SELECT 1) INSERT INTO t SELECT * FROM x": "after INSERT INTO",
-    "MERGE INTO t USING s ON a = b": "upsert",
+    "MERGE WITH SCHEMA EVOLUTION INTO t USING s ON true WHEN MATCHED THEN DELETE": "ADD COLUMN",
     "ALTER TABLE t SET LOCATION 'x'": "ADD COLUMN",
     "ALTER VIEW v RENAME TO w": "CREATE OR REPLACE",
-    "TRUNCATE TABLE t": "DELETE FROM",
     "SET x = 1": "Options",
     "GRANT ALL ON t TO me": "SELECT",
     "'a'": "SELECT",
@@ -243,9 +283,22 @@ WRONG = {
     "CREATE FLOW f AS AUTO CDC INTO t FROM s KEYS (a) COLUMNS * EXCEPT op": "a list of columns in brackets",
     "CREATE VIEW v SELECT 1": "AS is expected at SELECT",
     "CREATE VIEW v AS": "a query is expected",
-    "INSERT t VALUES (1)": "INTO is expected",
+    "INSERT t VALUES (1)": "INTO or OVERWRITE is expected",
     "INSERT INTO t": "a query is expected",
-    "INSERT INTO t BY NAME SELECT 1": "a query is expected at BY",
+    "TRUNCATE t": "TABLE is expected at t",
+    "MERGE INTO t USING s WHEN MATCHED THEN DELETE": "ON is expected at MATCHED",
+    "MERGE INTO t USING s ON a = b": "WHEN is expected at the end",
+    "MERGE INTO t USING s ON WHEN MATCHED THEN DELETE": "the condition is missing at WHEN",
+    "MERGE INTO t USING s ON true WHEN MATCHED THEN DELETE WHEN": "MATCHED is expected at the end",
+    "MERGE INTO t USING s ON true WHEN MATCHED THEN DELETE x": "WHEN is expected at x",
+    "MERGE INTO t USING s ON true WHEN MATCHED AND a THEN INSERT *": "WHEN MATCHED can't INSERT",
+    "MERGE INTO t USING s ON true WHEN NOT MATCHED THEN DELETE": "WHEN NOT MATCHED can't DELETE",
+    "MERGE INTO t USING s ON true WHEN NOT MATCHED BY SOURCE THEN UPDATE SET *": "no source",
+    "MERGE INTO t USING s ON true WHEN NOT MATCHED BY x THEN INSERT *": "SOURCE or TARGET",
+    "MERGE INTO t USING s ON true WHEN MATCHED THEN DELETE WHEN MATCHED THEN DELETE": "never applies",
+    "MERGE INTO t USING s ON true WHEN NOT MATCHED THEN INSERT (a, b) VALUES (1)": "gives 1 values",
+    "MERGE INTO t USING s ON true WHEN NOT MATCHED THEN INSERT (a, A) VALUES (1, 2)": "twice",
+    "MERGE INTO t USING s ON true WHEN MATCHED THEN UPDATE SET s.a = 1": "without dots",
     "DELETE FROM t x y": "the end is expected at y",
     "DELETE FROM t AS": "another name for the table is expected",
     "UPDATE t AS SET a = 1": "SET is expected at a",
@@ -465,7 +518,7 @@ def test_statements_become_calls_in_order() -> None:
             {"op": "o", "primary_key": (), "watermark": None},
         ),
         ("view", "v", "SELECT 1", {"replace": True}),
-        ("insert_query", "t", None, "VALUES (1)"),
+        ("insert_query", Insert("t", None, "VALUES (1)")),
         ("delete_where", "t", None, None),
         ("update_where", "t", (("a", "1"),), "b", None),
         ("drop", "view", "v", True),

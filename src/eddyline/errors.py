@@ -95,6 +95,7 @@ CONDITIONS: dict[str, Condition] = {
     "BAD_RECORDS": Condition(USER, False, "A data queue was given something other than records. Give bytes, text or an Arrow table."),
     "NEGATIVE_WEIGHT": Condition(DATA, False, "A change takes away a row that the state doesn't hold, or a stored result holds a row less than zero times. Drop the view and create it again."),
     "NULL_KEY": Condition(DATA, False, "A row has no value in a column of the primary key. Give every row its key."),
+    "CONFLICTING_CHANGES": Condition(DATA, False, "MERGE would change a row of the table more than once, because several rows of the source match it. Let at most one match; nothing was written."),
     "WRONG_ROW": Condition(USER, False, "A row is neither a dict nor a tuple, or some rows are dicts and others not. Give one value for each column."),
     "WRONG_TYPE": Condition(DATA, False, "A value doesn't fit the type of its column. Convert it; nothing was written."),
     "WRONG_WIDTH": Condition(USER, False, "A row has more or fewer values than the table has columns. Name the columns, or complete the row."),

@@ -1,4 +1,4 @@
-"""INSERT, DELETE and UPDATE in SQL: Spark evaluates them on the table's current rows."""
+"""INSERT, DELETE, UPDATE and MERGE in SQL: Spark evaluates them on the table's current rows."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ from eddyline.source.segments import Segment
 from eddyline.spark.failures import query_errors
 from eddyline.spark.schema import arrow_schema, loose_schema, loosened, plain_schema
 from eddyline.spark.session import frame, zone_of
+from eddyline.sql.forms import Merge
+from eddyline.sql.merge_query import MergeQuery, source_query
 from eddyline.sql.names import quoted
 from eddyline.state.kernels import distinct, repeat
 from eddyline.state.manifest import ROWS
@@ -58,10 +60,12 @@ class Dml:
             content = self._with_waiting(entry, content, waiting, small=small)
         content.createOrReplaceTempView(quoted(entry.name))
 
-    def insert(self, entry: Entry, columns: Sequence[str] | None, query: str) -> DataFrame:
-        """Return the rows of INSERT INTO table (columns) query."""
+    def insert(
+        self, entry: Entry, columns: Sequence[str] | None, query: str, *, by_name: bool = False
+    ) -> DataFrame:
+        """Return the rows of INSERT INTO table (columns) query; with `by_name` the columns are those of the query."""
         result = self._run(query)
-        names = list(columns) if columns else entry.columns.names
+        names = result.columns if by_name else list(columns or entry.columns.names)
         if len(result.columns) != len(names):
             raise DataError(
                 f"INSERT gives {len(result.columns)} columns, wanted are {len(names)}",
@@ -110,8 +114,18 @@ class Dml:
         query = f"SELECT {old}, {new} FROM {_named(entry, alias)}{where}"
         return self._run(query).toDF(*numbered("c", 2 * len(entry.columns)))
 
-    def _run(self, query: str) -> DataFrame:
-        with query_errors(query):
+    def merge(self, entry: Entry, statement: Merge) -> DataFrame:
+        """Return the rows that MERGE changes; see `MergeQuery`."""
+        for clause in statement.clauses:
+            _fields(entry, [name for name, _ in clause.values or ()])
+        kinds = [field.dataType.simpleString() for field in entry.columns]
+        given = self._run(source_query(statement)).columns
+        query = MergeQuery(statement, entry.columns.names, kinds, given).text()
+        return self._run(query, f"MERGE INTO {entry.name} USING {statement.source_text}")
+
+    def _run(self, query: str, shown: str = "") -> DataFrame:
+        """Return the result of a query; errors show it, or another text."""
+        with query_errors(shown or query):
             return self.session.sql(query)
 
     def _with_waiting(
@@ -203,7 +217,16 @@ def _fields(entry: Entry, names: Sequence[str]) -> list[StructField]:
             table=entry.name,
             hint=f"the columns are {', '.join(entry.columns.names)}",
         )
-    return [known[name.strip("`").lower()] for name in names]
+    fields = [known[name.strip("`").lower()] for name in names]
+    twice = {field.name for field in fields if fields.count(field) > 1}
+    if twice:
+        raise DataError(
+            f"column {', '.join(twice)} is given more than once",
+            condition="DUPLICATE_COLUMN",
+            table=entry.name,
+            hint="give each column once",
+        )
+    return fields
 
 
 def _hashless(rows: pa.Table) -> pa.Table:

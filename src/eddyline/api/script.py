@@ -21,6 +21,7 @@ from eddyline.sql.forms import (
     DropConstraint,
     Explain,
     Insert,
+    Merge,
     ResetWatermark,
     Retain,
     Select,
@@ -45,6 +46,7 @@ __all__ = [
     "DropConstraint",
     "Explain",
     "Insert",
+    "Merge",
     "ResetWatermark",
     "Retain",
     "ScriptEngine",
@@ -59,9 +61,9 @@ __all__ = [
 
 
 class ScriptWriting(Protocol):
-    """The methods that INSERT, DELETE and UPDATE call. `Writing` documents them."""
+    """The methods that INSERT, DELETE, UPDATE and MERGE call. `Writing` documents them."""
 
-    def insert_query(self, table: str, columns: Sequence[str] | None, query: str) -> None: ...
+    def insert_query(self, statement: Insert) -> None: ...
 
     def delete_where(self, table: str, condition: str | None, alias: str | None = None) -> None: ...
 
@@ -72,6 +74,8 @@ class ScriptWriting(Protocol):
         condition: str | None,
         alias: str | None = None,
     ) -> None: ...
+
+    def merge(self, statement: Merge) -> None: ...
 
 
 class ScriptAltering(Protocol):
@@ -172,7 +176,7 @@ def run_script(engine: ScriptEngine, text: str) -> DataFrame | None:
         except EddylineError as error:
             error.add_note(f"in the statement at line {statement.line} of the script")
             raise
-        written |= isinstance(statement, Insert | Delete | Update)
+        written |= isinstance(statement, Insert | Delete | Update | Merge)
         last = last if result is None else result
     return last
 
@@ -248,7 +252,7 @@ def _exists(
 
 
 def _insert(engine: ScriptEngine, statement: Insert) -> None:
-    engine.writing.insert_query(statement.table, statement.columns, statement.query_text)
+    engine.writing.insert_query(statement)
 
 
 def _delete(engine: ScriptEngine, statement: Delete) -> None:
@@ -259,6 +263,10 @@ def _update(engine: ScriptEngine, statement: Update) -> None:
     engine.writing.update_where(
         statement.table, statement.assignments, statement.where_text, statement.alias
     )
+
+
+def _merge(engine: ScriptEngine, statement: Merge) -> None:
+    engine.writing.merge(statement)
 
 
 def _drop(engine: ScriptEngine, statement: Drop) -> None:
@@ -306,6 +314,7 @@ _RUN: dict[type[Statement], Callable[[ScriptEngine, Any], DataFrame | None]] = {
     DropConstraint: _drop_constraint,
     Explain: _explain,
     Insert: _insert,
+    Merge: _merge,
     ResetWatermark: _reset_watermark,
     Retain: _retain,
     Select: _select,

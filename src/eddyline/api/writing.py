@@ -1,4 +1,4 @@
-"""Writes to tables: rows from Python, and INSERT, DELETE and UPDATE in SQL."""
+"""Writes to tables: rows from Python, and INSERT, DELETE, UPDATE and MERGE in SQL."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import Segment
 from eddyline.source.user_rows import Rows
 from eddyline.spark.schema import arrow_schema
+from eddyline.sql.forms import Insert, Merge
 from eddyline.sql.names import quoted
 
 
@@ -54,18 +55,23 @@ class Writing:
         parts = [((operation,), rows) for operation, rows in operations]
         self._write(entry, parts, self._group(entry).write)
 
-    def insert_query(self, table: str, columns: Sequence[str] | None, query: str) -> None:
-        """INSERT INTO table (columns) query."""
-        workspace = self._workspace
-        query = workspace.plain_sql(query)
-        if not workspace.compiler.mentioned(query, workspace.catalog):  # as VALUES
+    def insert_query(self, statement: Insert) -> None:
+        """INSERT INTO | OVERWRITE table (columns) query."""
+        workspace, table = self._workspace, statement.table
+        query = workspace.plain_sql(statement.query_text)
+        reads = workspace.compiler.mentioned(query, workspace.catalog)
+        if not (reads or statement.overwrite):  # as VALUES
             entry = workspace.catalog.get(table, TABLE)
-            rows = Dml(workspace.session(), workspace.files).insert(entry, columns, query)
+            dml = Dml(workspace.session(), workspace.files)
+            rows = dml.insert(entry, statement.columns, query, by_name=statement.by_name)
             self._write(entry, [((APPEND,), rows)], self._group(entry).write, 0)
             return
         with self._alone(table) as (entry, append):
-            dml, read = self._dml(query)
-            self._write(entry, [((APPEND,), dml.insert(entry, columns, query))], append, read)
+            replaced = quoted(entry.name) if statement.overwrite else ""
+            dml, read = self._dml(f"{replaced} {query}")
+            parts = [((DELETE,), dml.rows(entry, None))] if statement.overwrite else []
+            rows = dml.insert(entry, statement.columns, query, by_name=statement.by_name)
+            self._write(entry, [*parts, ((APPEND,), rows)], append, read)
 
     def delete_where(self, table: str, condition: str | None, alias: str | None = None) -> None:
         """DELETE FROM table alias WHERE condition."""
@@ -87,6 +93,19 @@ class Writing:
             given = ", ".join(f"{name} = {text}" for name, text in assignments)
             query = f"UPDATE {entry.name} SET {given}"
             both = dml.update(entry, assignments, condition, alias)
+            self._write(entry, [((DELETE, APPEND), both)], append, read, query)
+
+    def merge(self, statement: Merge) -> None:
+        """MERGE INTO table USING source ON condition WHEN ..."""
+        workspace = self._workspace
+        statement = replace(statement, source_text=workspace.plain_sql(statement.source_text))
+        with self._alone(statement.table) as (entry, append):
+            conditions = [statement.condition, *(one.condition or "" for one in statement.clauses)]
+            values = [text for one in statement.clauses for _, text in one.values or ()]
+            texts = " ".join([statement.source_text, *conditions, *values])
+            dml, read = self._dml(f"{quoted(entry.name)} {texts}")
+            both = dml.merge(entry, statement)
+            query = f"MERGE INTO {entry.name} USING {statement.source_text}"
             self._write(entry, [((DELETE, APPEND), both)], append, read, query)
 
     def _group(self, entry: Entry) -> GroupCommit[pa.Table]:

@@ -32,7 +32,8 @@ class TableRows:
     """Converts rows for a table, in the driver, or in Spark's tasks, which write them into the table's inbox.
 
     The rows have the table's columns by name. For several operations they have the columns of each operation in turn,
-    in the order of the table.
+    in the order of the table; then, if only some rows have a part in each, one column for each operation that says whether
+    the row has. A NULL there says that rows contradict each other (CONFLICTING_CHANGES).
 
     Attributes:
         table, name: id and name of the table.
@@ -66,12 +67,24 @@ class TableRows:
         for place, operation in enumerate(self.operations):
             own = rows
             if len(self.operations) > 1:
-                columns = cast("pa.Table", rows).columns[place * width : (place + 1) * width]
-                own = pa.table(columns, self.schema.names)
+                columns = cast("pa.Table", rows).columns
+                own = pa.table(columns[place * width : (place + 1) * width], self.schema.names)
+                if chosen := columns[len(self.operations) * width :]:
+                    own = own.filter(self._checked(chosen[place]))
             fitting = as_arrow(
                 own, self.schema, relation=self.name, zone=self.zone, required=self.required
             )
             yield place, operation, fitting
+
+    def _checked(self, chosen: pa.ChunkedArray) -> pa.ChunkedArray:
+        if chosen.null_count:
+            raise DataError(
+                f"rows of the table would be changed more than once ({chosen.null_count} changes too many)",
+                condition="CONFLICTING_CHANGES",
+                table=self.name,
+                hint="let at most one row of the source match each row of the table: GROUP BY its key, or take the latest",
+            )
+        return chosen
 
     def written(self, rows: Rows) -> list[tuple[str, int, int]]:
         """Write rows into files; return those of the first operation, then those of the next.

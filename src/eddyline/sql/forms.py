@@ -82,16 +82,21 @@ class CreateFlow(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Insert(Statement):
-    """`INSERT INTO table (columns) VALUES ...` or a query; `columns` is None for all, in order."""
+    """`INSERT INTO | OVERWRITE table [(columns) | BY NAME] query`, which may be `VALUES ...`.
+
+    `columns` is None for all, in order. With `by_name` they are those of the query.
+    """
 
     table: str
     columns: tuple[str, ...] | None
     query_text: str
+    by_name: bool = False
+    overwrite: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Delete(Statement):
-    """`DELETE FROM table [AS alias] WHERE condition`; `where_text` is None for every row."""
+    """`DELETE FROM table [AS alias] WHERE condition`; `where_text` is None for every row, as for `TRUNCATE TABLE table`."""
 
     table: str
     where_text: str | None = None
@@ -106,6 +111,37 @@ class Update(Statement):
     assignments: tuple[tuple[str, str], ...]
     where_text: str | None = None
     alias: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """`WHEN MATCHED | NOT MATCHED [BY SOURCE] [AND condition] THEN action` of a MERGE.
+
+    `of` says which rows it is for: pairs of a row of the table and one of the source (`MATCHED`), or rows without a
+    partner, of the source (`NOT MATCHED`) or of the table (`NOT MATCHED BY SOURCE`). `action` is `update`, `insert` or `delete`; `values`
+    are columns with their expressions, None for `*`, all columns of the source.
+    """
+
+    of: str
+    action: str
+    values: tuple[tuple[str, str], ...] | None = ()
+    condition: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Merge(Statement):
+    """`MERGE INTO table [AS alias] USING source ON condition WHEN ...`.
+
+    `source_text` is a name or a query in brackets, with the alias if it has one; `source` is the name that conditions
+    and expressions call it, empty if it has none.
+    """
+
+    table: str
+    alias: str | None
+    source_text: str
+    source: str
+    condition: str
+    clauses: tuple[When, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,23 +163,44 @@ class TokenCursor:
 
         A closing bracket must follow; the end of the statement can stand for any other `stop`.
         """
-        start, open_brackets = self.at, list[str]()
-        while not self.done:
-            word = self.word()
-            if open_brackets and word == open_brackets[-1]:
-                open_brackets.pop()
-            elif not open_brackets and word in (",", stop):
+        start = self.at
+        for word in self._outside(cases=stop == "WHEN"):
+            if word in (",", stop):
                 yield self._item(start)
                 start = self.at + 1
                 if word == stop:
                     self.at += 1
                     return
-            elif word in _CLOSING and (word != "<" or self.word(-1) in ("ARRAY", "MAP", "STRUCT")):
-                open_brackets.append(_CLOSING[word])
-            self.at += 1
         if stop == ")":
             self.fail("a closing bracket is missing")
         yield self._item(start)
+
+    def before(self, word: str, what: str) -> str:
+        """Consume what comes before a word, and the word; return the text before it, which must not be empty."""
+        start = self.at
+        for found in self._outside(cases=True):
+            if found == word:
+                break
+        else:
+            self.fail(f"{word} is expected {self.place()}")
+        text = self.slice(start, self.at) or self.fail(f"{what} is missing {self.place()}")
+        self.at += 1
+        return text
+
+    def _outside(self, *, cases: bool) -> Iterator[str]:
+        """Yield each word that is in no brackets, then consume it; with `cases`, none between CASE and END either."""
+        closing = list[str]()
+        while not self.done:
+            word = self.word()
+            if closing and word == closing[-1]:
+                closing.pop()
+            elif word in _CLOSING and (word != "<" or self.word(-1) in ("ARRAY", "MAP", "STRUCT")):
+                closing.append(_CLOSING[word])
+            elif cases and word == "CASE" and self.word(-1) != ".":
+                closing.append("END")
+            elif not closing:
+                yield word
+            self.at += 1
 
     def _item(self, start: int) -> TokenCursor:
         if start == self.at:

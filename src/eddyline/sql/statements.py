@@ -15,6 +15,7 @@ from eddyline.sql.constraints import (
     parse_expectation,
     parse_expectations,
 )
+from eddyline.sql.dml import parse_delete, parse_merge, parse_truncate, parse_update
 from eddyline.sql.expectations import Expectation
 from eddyline.sql.forms import (
     AlterColumn,
@@ -23,7 +24,6 @@ from eddyline.sql.forms import (
     CreateStream,
     CreateTable,
     CreateView,
-    Delete,
     Drop,
     DropConstraint,
     Explain,
@@ -33,7 +33,6 @@ from eddyline.sql.forms import (
     Select,
     Show,
     Statement,
-    Update,
 )
 from eddyline.sql.lexer import TokenCursor, split
 
@@ -51,17 +50,15 @@ WAYS_OUT = {
     "CACHE": "leave it out: the result of a view is stored already",
     "DESC": "use SHOW TABLES, SHOW STREAMS or SHOW VIEWS, or EXPLAIN a view",
     "DESCRIBE": "use SHOW TABLES, SHOW STREAMS or SHOW VIEWS, or EXPLAIN a view",
-    "MERGE": "use `table.upsert(rows)` from Python, or DELETE and INSERT",
     "REFRESH": "leave it out: a view is always up to date with the last committed epoch",
     "STREAMING": "use CREATE STREAM; CREATE FLOW ... AS AUTO CDC INTO creates its target",
     "SET": "give Eddyline's settings as Options or EDDYLINE_* variables, Spark's to its session",
-    "TRUNCATE": "use DELETE FROM the table without a condition",
     "USE": "leave it out: all names of an engine live side by side",
 }
 """Refused statements and objects of other SQL systems, each with what to do instead."""
 
 _DEFAULT_WAY_OUT = (
-    "a script holds CREATE or DROP of a TABLE, STREAM, VIEW or SINK; CREATE FLOW; INSERT, DELETE, UPDATE; "
+    "a script holds CREATE or DROP of a TABLE, STREAM, VIEW or SINK; CREATE FLOW; INSERT, DELETE, UPDATE, MERGE; "
     "SELECT, EXPLAIN, SHOW TABLES, STREAMS, VIEWS or SINKS"
 )
 
@@ -267,50 +264,15 @@ def _options(cursor: TokenCursor) -> tuple[tuple[str, str], ...]:
 
 
 def _insert(cursor: TokenCursor) -> Insert:
-    if cursor.word() == "OVERWRITE":
-        cursor.refuse("INSERT OVERWRITE", "use DELETE FROM the table, then INSERT INTO it")
-    cursor.expect("INTO")
+    overwrite = cursor.one_of("INTO", "OVERWRITE") == "OVERWRITE"
     if cursor.word() == "TABLE" and cursor.word(1) not in QUERY_HEADS:
         cursor.accept("TABLE")
     table = cursor.name("the name of the table")
+    by_name = cursor.accept("BY", "NAME")
     is_query = cursor.word(1) in QUERY_HEADS and cursor.word(2) not in (",", ")")
-    columns = cursor.names() if cursor.word() == "(" and not is_query else None
-    return Insert(table, columns, _query(cursor), line=cursor.line)
-
-
-def _where(cursor: TokenCursor) -> str | None:
-    return cursor.rest("the condition") if cursor.accept("WHERE") else None
-
-
-def _alias(cursor: TokenCursor, before: str) -> str | None:
-    """Consume `[AS] alias` where the word `before`, or the end, doesn't follow at once."""
-    if not cursor.accept("AS") and (cursor.done or cursor.word() == before):
-        return None
-    return cursor.name("another name for the table")
-
-
-def _delete(cursor: TokenCursor) -> Delete:
-    cursor.expect("FROM")
-    table = cursor.name("the name of the table")
-    alias = _alias(cursor, "WHERE")
-    return Delete(table, _where(cursor), alias, line=cursor.line)
-
-
-def _update(cursor: TokenCursor) -> Update:
-    table = cursor.name("the name of the table")
-    alias = _alias(cursor, "SET")
-    cursor.expect("SET")
-    assignments: dict[str, tuple[str, str]] = {}
-    for item in cursor.items("WHERE"):
-        column = item.name("a column name")
-        item.expect("=")
-        if column.lower() in assignments:
-            cursor.fail(f"column {column} is set twice")
-        assignments[column.lower()] = column, item.rest(f"the value of {column}")
-    if not assignments:
-        cursor.fail("no column is set")
-    where = cursor.rest("the condition") if cursor.word(-1) == "WHERE" else None
-    return Update(table, tuple(assignments.values()), where, alias, line=cursor.line)
+    has_columns = cursor.word() == "(" and not (is_query or by_name)
+    columns = cursor.names() if has_columns else None
+    return Insert(table, columns, _query(cursor), by_name, overwrite, line=cursor.line)
 
 
 def _drop(cursor: TokenCursor) -> Drop:
@@ -388,10 +350,12 @@ _COLUMN_CHANGES = {
 _HEADS: dict[str, Callable[[TokenCursor], Statement]] = {
     "ALTER": _alter,
     "CREATE": _create,
-    "DELETE": _delete,
+    "DELETE": parse_delete,
     "DROP": _drop,
     "EXPLAIN": _explain,
     "INSERT": _insert,
+    "MERGE": parse_merge,
     "SHOW": _show,
-    "UPDATE": _update,
+    "TRUNCATE": parse_truncate,
+    "UPDATE": parse_update,
 }
