@@ -177,3 +177,28 @@ def test_what_is_not_deterministic_is_refused(engine: el.Engine, spark: SparkSes
     spark.udf.register("dice", udf(lambda v: v, "bigint").asNondeterministic())
     with pytest.raises(QueryError, match="not marked deterministic"):
         engine.view("d", "SELECT dice(v) AS x FROM t")
+
+
+def test_functions_of_sql_are_of_the_session(tmp_path: Path, spark: SparkSession) -> None:
+    area = (
+        "CREATE OR REPLACE TEMPORARY FUNCTION area(a DOUBLE, b DOUBLE) RETURNS DOUBLE RETURN a * b;"
+    )
+    with el.Engine(str(tmp_path / "s"), spark.newSession()) as engine:
+        engine.execute(
+            f"{area} CREATE TABLE t (a DOUBLE, b DOUBLE); INSERT INTO t VALUES (2, 3), (4, 5);"
+            "CREATE VIEW total AS SELECT sum(area(a, b)) AS s FROM t WHERE area(a, a) > 1;"
+            "UPDATE t SET b = area(a, b) WHERE a = 2"
+        )
+        engine.advance()
+        assert engine.snapshot("total").collect() == [(32.0,)]
+        assert engine.verify("total")
+        with pytest.raises(QueryError, match="ROUTINE_ALREADY_EXISTS"):
+            engine.execute(area.replace("OR REPLACE ", ""))
+    with el.Engine(str(tmp_path / "s"), spark.newSession()) as engine:
+        engine.execute(area.replace("*", "+"))  # another function: the view is computed anew
+        engine.table("t", "a DOUBLE, b DOUBLE").insert([(1.5, 2.0)])
+        engine.advance()
+        assert engine.snapshot("total").collect() == [(20.5,)]
+        engine.execute("DROP TEMPORARY FUNCTION area")
+        with pytest.raises(QueryError, match="CREATE TEMPORARY FUNCTION"):
+            engine.view("w", "SELECT area(a, b) AS s FROM t")

@@ -22,6 +22,7 @@ from eddyline.api.script import (
     Insert,
     Merge,
     Select,
+    SessionFunction,
     Show,
     Statement,
     Update,
@@ -156,6 +157,13 @@ READ: list[tuple[str, Statement]] = [
         "INSERT INTO t WITH x AS (SELECT 1) TABLE x",
         Insert("t", None, "WITH x AS (SELECT 1) TABLE x"),
     ),
+    (
+        "CREATE OR REPLACE TEMPORARY FUNCTION f(a INT DEFAULT 1) RETURNS INT RETURN a + 1",
+        SessionFunction(
+            "CREATE OR REPLACE TEMPORARY FUNCTION f(a INT DEFAULT 1) RETURNS INT RETURN a + 1"
+        ),
+    ),
+    ("drop temp function if exists f", SessionFunction("drop temp function if exists f")),
     ("INSERT INTO t BY NAME SELECT 1 AS a", Insert("t", None, "SELECT 1 AS a", by_name=True)),
     (
         "INSERT OVERWRITE TABLE t (a) SELECT 1",
@@ -242,7 +250,8 @@ REFUSED = {
     "CREATE TABLE t AS SELECT 1": "CREATE VIEW",
     "CREATE TABLE t (a INT) USING parquet": "CREATE STREAM",
     "CREATE OR REPLACE TABLE t (a INT)": "DROP TABLE",
-    "CREATE FUNCTION f AS 'x'": "CREATE FUNCTION",
+    "CREATE FUNCTION f(a INT) RETURNS INT RETURN a": "CREATE TEMPORARY FUNCTION",
+    "CREATE TEMPORARY FUNCTION f AS 'x' USING JAR 'y'": "registerJavaFunction",
     "CREATE LIVE TABLE t (a INT)": "CREATE TABLE",
     "CREATE": "CREATE",
     "CREATE VIEW v (a) AS SELECT 1": "AS name",

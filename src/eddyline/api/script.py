@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from eddyline.errors import EddylineError
+from eddyline.spark.failures import query_errors
 from eddyline.sql.forms import (
     AlterColumn,
     CreateFlow,
@@ -25,6 +26,7 @@ from eddyline.sql.forms import (
     ResetWatermark,
     Retain,
     Select,
+    SessionFunction,
     Show,
     Statement,
     Update,
@@ -51,6 +53,7 @@ __all__ = [
     "Retain",
     "ScriptEngine",
     "Select",
+    "SessionFunction",
     "Show",
     "Statement",
     "Update",
@@ -289,6 +292,11 @@ def _retain(engine: ScriptEngine, statement: Retain) -> None:
     engine.altering.retain(statement)
 
 
+def _session_function(engine: ScriptEngine, statement: SessionFunction) -> None:
+    with query_errors(statement.text):
+        engine.spark.sql(statement.text)
+
+
 def _show(engine: ScriptEngine, statement: Show) -> DataFrame:
     return engine.show(statement.kind)
 
@@ -318,6 +326,7 @@ _RUN: dict[type[Statement], Callable[[ScriptEngine, Any], DataFrame | None]] = {
     ResetWatermark: _reset_watermark,
     Retain: _retain,
     Select: _select,
+    SessionFunction: _session_function,
     Show: _show,
     Update: _update,
 }

@@ -91,7 +91,7 @@ def query_error(query: str, error: BaseException, **context: object) -> QueryErr
 
 def _way_out(error: BaseException) -> str:
     if isinstance(error, PySparkException) and error.getCondition() == "UNRESOLVED_ROUTINE":
-        return "correct the query, or register the function in this session (spark.udf.register)"
+        return "correct the query, or define the function in this session: CREATE TEMPORARY FUNCTION, or spark.udf.register"
     return "correct the query; the names known are those of SHOW TABLES, STREAMS and VIEWS"
 
 

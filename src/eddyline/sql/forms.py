@@ -81,6 +81,16 @@ class CreateFlow(Statement):
 
 
 @dataclass(frozen=True, slots=True)
+class SessionFunction(Statement):
+    """`CREATE [OR REPLACE] TEMPORARY FUNCTION name(...) RETURNS type RETURN expression`, or `DROP TEMPORARY FUNCTION name`.
+
+    Spark's session keeps the function, so `text` is the whole statement.
+    """
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Insert(Statement):
     """`INSERT INTO | OVERWRITE table [(columns) | BY NAME] query`, which may be `VALUES ...`.
 

@@ -31,6 +31,7 @@ from eddyline.sql.forms import (
     ResetWatermark,
     Retain,
     Select,
+    SessionFunction,
     Show,
     Statement,
 )
@@ -48,6 +49,7 @@ WAYS_OUT = {
     "CREATE it anew",
     "BEGIN": "write the statements one after another, without BEGIN and END",
     "CACHE": "leave it out: the result of a view is stored already",
+    "FUNCTION": "CREATE TEMPORARY FUNCTION name(a INT) RETURNS INT RETURN expression, in each script that uses it",
     "DESC": "use SHOW TABLES, SHOW STREAMS or SHOW VIEWS, or EXPLAIN a view",
     "DESCRIBE": "use SHOW TABLES, SHOW STREAMS or SHOW VIEWS, or EXPLAIN a view",
     "REFRESH": "leave it out: a view is always up to date with the last committed epoch",
@@ -120,6 +122,8 @@ def _create(cursor: TokenCursor) -> Statement:
     if cursor.accept("FLOW"):
         return _create_flow(cursor)
     replace = cursor.accept("OR", "REPLACE")
+    if cursor.accept("TEMPORARY", "FUNCTION") or cursor.accept("TEMP", "FUNCTION"):
+        return _session_function(cursor, "RETURN")
     kind = _kind(cursor, "CREATE")
     if replace and kind != "VIEW":
         cursor.refuse(f"OR REPLACE {kind}", f"DROP {kind} IF EXISTS first: its data goes with it")
@@ -275,7 +279,21 @@ def _insert(cursor: TokenCursor) -> Insert:
     return Insert(table, columns, _query(cursor), by_name, overwrite, line=cursor.line)
 
 
-def _drop(cursor: TokenCursor) -> Drop:
+def _session_function(cursor: TokenCursor, needed: str = "") -> SessionFunction:
+    """Consume a statement about a function of the session, which must have the word `needed`."""
+    while not cursor.done:
+        needed = "" if cursor.word() == needed else needed
+        cursor.at += 1
+    if needed:
+        cursor.refuse(
+            "a function of Java or Scala", "spark.udf.register, or registerJavaFunction, before"
+        )
+    return SessionFunction(cursor.slice(0, cursor.at), line=cursor.line)
+
+
+def _drop(cursor: TokenCursor) -> Drop | SessionFunction:
+    if cursor.accept("TEMPORARY", "FUNCTION") or cursor.accept("TEMP", "FUNCTION"):
+        return _session_function(cursor)
     kind = _kind(cursor, "DROP")
     if_exists = cursor.accept("IF", "EXISTS")
     name = cursor.name(f"the name of the {kind.lower()}")
