@@ -231,6 +231,13 @@ class Filter(Plan, Protocol):
     def condition(self) -> Expression: ...
 
 
+class GroupedMap(Plan, Protocol):
+    """A node that calls a Python function of whole groups."""
+
+    def groupingAttributes(self) -> Seq[Expression]: ...
+    def functionExpr(self) -> Expression: ...
+
+
 class JoinNode(Plan, Protocol):
     """A Join node."""
 

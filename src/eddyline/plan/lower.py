@@ -23,12 +23,14 @@ from eddyline.plan.build import Build, Delta, until
 from eddyline.plan.clock import flips, marked, reads_clock, removes_old_rows, with_values
 from eddyline.plan.constants import check_constants
 from eddyline.plan.eventtime import Bound, Expiry, expanded, key_bounds, projected, same_places
+from eddyline.plan.grouped_maps import IN_ARROW, IN_PANDAS, grouped_map
 from eddyline.plan.joins import join
 from eddyline.plan.lanes import Placed
 from eddyline.plan.limits import Order, group_top, limited, limits_over_sorts, ordered
 from eddyline.plan.logical import (
     Expression,
     Filter,
+    GroupedMap,
     JoinNode,
     Plan,
     child_of,
@@ -398,6 +400,10 @@ def _python_function(build: Build, node: Plan) -> Delta:
     )
 
 
+def _grouped_map(build: Build, node: Plan) -> Delta:
+    return grouped_map(build, cast("GroupedMap", node), lower(build, child_of(node)))
+
+
 def _generate(build: Build, node: Plan) -> Delta:
     child = lower(build, child_of(node))
     # the node names unneeded columns by their place: the weight comes after them all
@@ -470,6 +476,8 @@ LOWERINGS: dict[str, Callable[[Build, Plan], Delta]] = {
     "Filter": _filter,
     "ArrowEvalPython": _python_function,
     "BatchEvalPython": _python_function,
+    IN_PANDAS: _grouped_map,
+    IN_ARROW: _grouped_map,
     "Generate": _generate,
     "Expand": _expand,
     "Union": _union,

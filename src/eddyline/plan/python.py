@@ -15,10 +15,12 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
 
+from eddyline.changes import HASH, WEIGHT
 from eddyline.operators.base import numbered
 from eddyline.operators.replace import SLOT, Replace
 from eddyline.plan.build import Build, Delta
@@ -202,11 +204,22 @@ def keep_outputs(
     delta = Delta(plan, version, Node("Outputs", "kept"))
     inputs = [*zip(keys, key_names, strict=True), *zip(columns, names, strict=True)]
     frame = build.normalised(build.named(delta, inputs), key_names)
-    rows = build.shuffled(build.hashed(frame, key_names, names), single=not keys)
     places = {id_of(column): name for column, name in zip(columns, names, strict=True)}
     kept = attribute_bounds(keys, bounds)
     expiry = [Expiry(SLOT, places[key], bound) for key, bound in kept.items() if key in places]
-    out = [rows.schema[name] for name in names]
-    done = build.run(rows, Replace(len(names)), out, single=not keys, expiry=expiry)
-    bound, others = build.rebound(done, columns)
+    hashed = build.hashed(frame, key_names, names)
+    bound, others = build.rebound(replaced(build, hashed, expiry, single=not keys), columns)
     return bound, others[-1]
+
+
+def replaced(
+    build: Build, hashed: DataFrame, expiry: Sequence[Expiry] = (), *, single: bool
+) -> DataFrame:
+    """Replace the stored rows of each touched group.
+
+    Args:
+        hashed: the hash of the group, `c0..`, and the version.
+    """
+    rows = build.shuffled(hashed, single=single)
+    out = [field for field in rows.schema if field.name not in (HASH, WEIGHT)]
+    return build.run(rows, Replace(len(out)), out, single=single, expiry=expiry)

@@ -108,6 +108,14 @@ UNKNOWN_EXPRESSION = Refusal(
 # Texts that Spark converts to a date or timestamp relative to the current time.
 _MOVING_MOMENTS = re.compile(r"\s*(now|today|tomorrow|yesterday)\s*", re.IGNORECASE)
 
+_BY_BATCH = Refusal(
+    "a function of batches sees rows that have nothing in common",
+    "write it as a Python function of columns, or of the rows of a group: groupBy(...).applyInPandas",
+)
+_COGROUPS = Refusal(
+    "a function of two groups can't be kept live yet",
+    "unite both sides with a column that tells them apart, then groupBy(...).applyInPandas",
+)
 _NO_WATERMARK_CALLS = "watermarks are not known here yet"
 
 # By class name in Catalyst: plan nodes.
@@ -128,6 +136,10 @@ NODES: dict[str, Refusal] = {
         "the DataFrame is cached: what is in the cache doesn't change",
         "leave cache() and persist() away; a view keeps its rows",
     ),
+    "MapInPandas": _BY_BATCH,
+    "MapInArrow": _BY_BATCH,
+    "FlatMapCoGroupsInPandas": _COGROUPS,
+    "FlatMapCoGroupsInArrow": _COGROUPS,
     "DeduplicateWithinWatermark": Refusal(_NO_WATERMARK_CALLS, "use SELECT DISTINCT"),
 }
 UNKNOWN_NODE = Refusal("operator {name} has no incremental rule", "write the query without it")
@@ -195,6 +207,11 @@ SORT_KEY = Refusal("LIMIT after ORDER BY a {type} is not known", "order by the p
 PYTHON_FORM = Refusal(
     "{name} is a Python function of a form that isn't known here",
     "write it over rows, Series or Arrow arrays",
+)
+
+GROUPED_ITERATOR = Refusal(
+    "a function of groups that takes an iterator is not known here",
+    "let it take the rows of a group at once: a DataFrame of pandas, or a pyarrow.Table",
 )
 
 
