@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from eddyline.sql.cdc import parse_flow
+from eddyline.sql.clauses import refuse_clauses
 from eddyline.sql.constraints import (
     checked_names,
     is_expectation,
@@ -136,6 +137,7 @@ def _create(cursor: TokenCursor) -> Statement:
         return _create_sink(cursor, name, if_not_exists)
     if cursor.accept("AS"):
         cursor.refuse("CREATE TABLE ... AS", "use CREATE VIEW, or INSERT INTO a table")
+    refuse_clauses(cursor, "TABLE")
     schema_ddl, primary_key, watermark, expected = _columns(cursor)
     if watermark is not None:
         cursor.refuse("WATERMARK of a table", "a table's rows can change at any time; use a stream")
@@ -145,11 +147,13 @@ def _create(cursor: TokenCursor) -> Statement:
         cursor.fail("no column is given")
     if cursor.word() == "USING":
         cursor.refuse("CREATE TABLE ... USING", "CREATE STREAM ... USING reads other systems' data")
+    refuse_clauses(cursor, "TABLE")
     return CreateTable(name, schema_ddl, primary_key, if_not_exists, line=cursor.line)
 
 
 def _create_view(cursor: TokenCursor, name: str, replace: bool, if_not_exists: bool) -> CreateView:
     expected = parse_expectations(cursor) if cursor.word() == "(" else ()
+    refuse_clauses(cursor, "VIEW")
     cursor.expect("AS")
     return CreateView(name, _query(cursor), replace, if_not_exists, expected, line=cursor.line)
 
