@@ -28,8 +28,9 @@ from eddyline.api.script import (
     run_script,
 )
 from eddyline.errors import CatalogError, ScriptError
-from eddyline.sql import statements
+from eddyline.sql import statements, view_columns
 from eddyline.sql.cdc import ChangeFlow
+from eddyline.sql.expectations import Expectation
 
 READ: list[tuple[str, Statement]] = [
     (
@@ -143,6 +144,24 @@ READ: list[tuple[str, Statement]] = [
         CreateView("v", "SELECT /*+ BROADCAST(a) */ a,  /* b; */ 'c'\n FROM t"),
     ),
     (
+        "CREATE OR REPLACE VIEW v (a, `b``.c`) AS SELECT 1, ')' ORDER BY 1 LIMIT 3",
+        CreateView(
+            "v",
+            "SELECT * FROM (SELECT 1, ')' ORDER BY 1 LIMIT 3) AS named(`a`, `b``.c`)",
+            replace=True,
+            columns=("a", "b`.c"),
+        ),
+    ),
+    (
+        "CREATE VIEW v (CONSTRAINT c EXPECT (constraint > 0), constraint) AS SELECT 1 EMIT FINAL",
+        CreateView(
+            "v",
+            "SELECT * FROM (SELECT 1) AS named(`constraint`) EMIT FINAL",
+            expectations=(Expectation("c", "constraint > 0"),),
+            columns=("constraint",),
+        ),
+    ),
+    (
         "INSERT INTO t VALUES (1, 'a;'), (2, \"b\")",
         Insert("t", None, "VALUES (1, 'a;'), (2, \"b\")"),
     ),
@@ -203,9 +222,9 @@ REFUSED = {
     "CREATE FUNCTION f AS 'x'": "CREATE FUNCTION",
     "CREATE LIVE TABLE t (a INT)": "CREATE TABLE",
     "CREATE": "CREATE",
-    "CREATE VIEW v (a) AS SELECT 1": "AS name",
+    "CREATE VIEW v (a COMMENT 'x') AS SELECT 1": "a comment of SQL",
     "CREATE VIEW v COMMENT 'x' AS SELECT 1": "a comment of SQL",
-    "CREATE VIEW v TBLPROPERTIES ('x' = 'y') AS SELECT 1": "Options",
+    "CREATE VIEW v (a) TBLPROPERTIES ('x' = 'y') AS SELECT 1": "Options",
     "CREATE TABLE t (a INT) COMMENT 'x'": "a comment of SQL",
     "CREATE TABLE t (a INT) PARTITIONED BY (a)": "PARTITIONED BY of a TABLE",
     "CREATE TABLE t (a INT) CLUSTER BY (a)": "buckets",
@@ -250,6 +269,9 @@ WRONG = {
     "CREATE FLOW f AS AUTO CDC INTO t FROM s KEYS (a) COLUMNS * EXCEPT op": "a list of columns in brackets",
     "CREATE VIEW v SELECT 1": "AS is expected at SELECT",
     "CREATE VIEW v AS": "a query is expected",
+    "CREATE VIEW v (a INT) AS SELECT 1": "column a of the view has more than a name",
+    "CREATE VIEW v (a, A) AS SELECT 1, 2": "column A is named twice",
+    "CREATE VIEW v () AS SELECT 1": "something is missing",
     "INSERT t VALUES (1)": "INTO is expected",
     "INSERT INTO t": "a query is expected",
     "INSERT INTO t BY NAME SELECT 1": "a query is expected at BY",
@@ -315,7 +337,8 @@ def test_lines_are_those_of_the_first_words() -> None:
 
 
 def test_examples_in_docstrings() -> None:
-    assert doctest.testmod(statements).failed == 0
+    for module in (statements, view_columns):
+        assert doctest.testmod(module).failed == 0
 
 
 # --- splitting ---

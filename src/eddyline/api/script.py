@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from eddyline.errors import EddylineError
+from eddyline.errors import EddylineError, QueryError
+from eddyline.sql.dialect import remove_emit_final
 from eddyline.sql.forms import (
     AlterColumn,
     CreateFlow,
@@ -29,6 +30,7 @@ from eddyline.sql.forms import (
     Update,
 )
 from eddyline.sql.statements import parse_script
+from eddyline.sql.view_columns import without_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -211,10 +213,32 @@ def _create_stream(engine: ScriptEngine, statement: CreateStream) -> None:
 def _create_view(engine: ScriptEngine, statement: CreateView) -> None:
     if _exists(engine, statement):
         return
-    if statement.expectations:
-        engine.expecting.view(statement)
-    else:
-        engine.view(statement.name, statement.query, replace=statement.replace)
+    try:
+        if statement.expectations:
+            engine.expecting.view(statement)
+        else:
+            engine.view(statement.name, statement.query, replace=statement.replace)
+    except QueryError as error:
+        _check_column_count(engine, statement, error)
+        raise
+
+
+def _check_column_count(engine: ScriptEngine, view: CreateView, error: QueryError) -> None:
+    """Raise QueryError if the list of columns of a refused view isn't as long as its query's."""
+    query = without_columns(view.query, view.columns) if view.columns else None
+    if query is None:
+        return
+    try:
+        count = len(engine.sql(remove_emit_final(query)[0]).columns)
+    except EddylineError:
+        return  # the query itself is wrong, as the other error says
+    if count != len(view.columns):
+        raise QueryError(
+            f"the numbers of columns differ: view {view.name} names {len(view.columns)}, its query has {count}",
+            condition="INVALID_QUERY",
+            hint="name each column of the query, in order, or leave the list out",
+            view=view.name,
+        ) from error
 
 
 def _create_flow(engine: ScriptEngine, statement: CreateFlow) -> None:

@@ -49,7 +49,10 @@ class CreateStream(Statement):
 
 @dataclass(frozen=True, slots=True)
 class CreateView(Statement):
-    """`CREATE [OR REPLACE] [MATERIALIZED | LIVE] VIEW name (expectations) AS query`."""
+    """`CREATE [OR REPLACE] [MATERIALIZED | LIVE] VIEW name (columns, expectations) AS query`.
+
+    `query` gives its columns the names `columns`, if there are any.
+    """
 
     kind: ClassVar[str] = "view"
     name: str
@@ -57,6 +60,7 @@ class CreateView(Statement):
     replace: bool = False
     if_not_exists: bool = False
     expectations: tuple[Expectation, ...] = ()
+    columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

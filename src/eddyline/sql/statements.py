@@ -14,7 +14,6 @@ from eddyline.sql.constraints import (
     checked_names,
     is_expectation,
     parse_expectation,
-    parse_expectations,
 )
 from eddyline.sql.expectations import Expectation
 from eddyline.sql.forms import (
@@ -37,6 +36,7 @@ from eddyline.sql.forms import (
     Update,
 )
 from eddyline.sql.lexer import TokenCursor, split
+from eddyline.sql.view_columns import parse_brackets, with_columns
 
 QUERY_HEADS = frozenset({"SELECT", "WITH", "VALUES", "FROM", "TABLE", "("})
 """The words, and the bracket, that a query can start with."""
@@ -75,7 +75,7 @@ def parse_script(text: str) -> tuple[Statement, ...]:
 
     Example:
         >>> parse_script("CREATE VIEW v AS SELECT a FROM t; -- done")
-        (CreateView(line=1, name='v', query='SELECT a FROM t', replace=False, if_not_exists=False, expectations=()),)
+        (CreateView(line=1, name='v', query='SELECT a FROM t', replace=False, if_not_exists=False, expectations=(), columns=()),)
     """
     return tuple(_statement(cursor) for cursor in split(text))
 
@@ -152,10 +152,11 @@ def _create(cursor: TokenCursor) -> Statement:
 
 
 def _create_view(cursor: TokenCursor, name: str, replace: bool, if_not_exists: bool) -> CreateView:
-    expected = parse_expectations(cursor) if cursor.word() == "(" else ()
+    columns, expected = parse_brackets(cursor) if cursor.word() == "(" else ((), ())
     refuse_clauses(cursor, "VIEW")
     cursor.expect("AS")
-    return CreateView(name, _query(cursor), replace, if_not_exists, expected, line=cursor.line)
+    query = with_columns(_query(cursor), columns)
+    return CreateView(name, query, replace, if_not_exists, expected, columns, line=cursor.line)
 
 
 def _create_stream(cursor: TokenCursor, name: str, if_not_exists: bool) -> CreateStream:
