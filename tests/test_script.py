@@ -17,18 +17,22 @@ from eddyline.api.script import (
     CreateTable,
     CreateView,
     Delete,
+    Describe,
+    DescribeQuery,
     Drop,
     Explain,
     Insert,
     Select,
     Show,
+    ShowColumns,
+    ShowCreate,
     Statement,
     Update,
     parse_script,
     run_script,
 )
 from eddyline.errors import CatalogError, ScriptError
-from eddyline.sql import statements, view_columns
+from eddyline.sql import describing, statements, view_columns
 from eddyline.sql.cdc import ChangeFlow
 from eddyline.sql.expectations import Expectation
 
@@ -196,6 +200,22 @@ READ: list[tuple[str, Statement]] = [
     ("SHOW TABLES", Show("table")),
     ("SHOW streams", Show("stream")),
     ("SHOW VIEWS", Show("view")),
+    ("SHOW TABLES LIKE 'a*|b'", Show("table", "a*|b")),
+    ("SHOW SINKS 'k'", Show("sink", "k")),
+    ("SHOW COLUMNS IN `a b`", ShowColumns("a b")),
+    ("show columns from t", ShowColumns("t")),
+    ("SHOW CREATE TABLE t", ShowCreate("t")),
+    ("SHOW CREATE MATERIALIZED VIEW `a.b`", ShowCreate("a.b", "view")),
+    ("SHOW CREATE SINK k", ShowCreate("k", "sink")),
+    ("DESCRIBE t", Describe("t")),
+    ("desc table extended `a b`", Describe("a b", "", True)),
+    ("DESCRIBE STREAM s", Describe("s", "stream")),
+    ("DESCRIBE FORMATTED v", Describe("v", "", True)),
+    ("DESCRIBE table", Describe("table")),
+    ("DESCRIBE query", Describe("query")),
+    ("DESCRIBE EXTENDED extended", Describe("extended", "", True)),
+    ("DESCRIBE QUERY TABLE t", DescribeQuery("TABLE t")),
+    ("DESC SELECT a, 'b;' FROM t", DescribeQuery("SELECT a, 'b;' FROM t")),
     ("EXPLAIN v", Explain("v")),
     ("EXPLAIN `v w`", Explain("v w")),
     ("EXPLAIN SELECT 'a;b' FROM t", Explain("SELECT 'a;b' FROM t")),
@@ -230,6 +250,12 @@ REFUSED = {
     "CREATE TABLE t (a INT) CLUSTER BY (a)": "buckets",
     "CREATE TABLE t (a INT) LOCATION '/x'": "in the folder of the engine",
     "CREATE TABLE t COMMENT 'x' AS SELECT 1": "a comment of SQL",
+    "DESCRIBE FUNCTION abs": "those of Spark",
+    "DESC HISTORY t": "VERSION AS OF",
+    "DESCRIBE t a": "EXTENDED",
+    "DESCRIBE EXTENDED t AS JSON": "EXTENDED",
+    "SHOW TABLES IN db LIKE 'a'": "side by side",
+    "SHOW COLUMNS IN t IN db": "side by side",
     "INSERT OVERWRITE t SELECT 1": "DELETE",
     "WITH x AS (SELECT 1) INSERT INTO t SELECT * FROM x": "after INSERT INTO",
     "MERGE INTO t USING s ON a = b": "upsert",
@@ -269,9 +295,6 @@ WRONG = {
     "CREATE FLOW f AS AUTO CDC INTO t FROM s KEYS (a) COLUMNS * EXCEPT op": "a list of columns in brackets",
     "CREATE VIEW v SELECT 1": "AS is expected at SELECT",
     "CREATE VIEW v AS": "a query is expected",
-    "CREATE VIEW v (a INT) AS SELECT 1": "column a of the view has more than a name",
-    "CREATE VIEW v (a, A) AS SELECT 1, 2": "column A is named twice",
-    "CREATE VIEW v () AS SELECT 1": "something is missing",
     "INSERT t VALUES (1)": "INTO is expected",
     "INSERT INTO t": "a query is expected",
     "INSERT INTO t BY NAME SELECT 1": "a query is expected at BY",
@@ -286,8 +309,19 @@ WRONG = {
     "UPDATE t SET a.b = 1": "without dots",
     "DROP VIEW": "the name of the view is expected",
     "DROP VIEW v CASCADE": "the end is expected at CASCADE",
-    "SHOW": "TABLES, STREAMS, VIEWS or SINKS",
-    "SHOW TABLES LIKE 'a'": "the end is expected",
+    "SHOW": "TABLES, STREAMS, VIEWS, SINKS, COLUMNS or CREATE is expected at the end",
+    "SHOW TABLES LIKE": "a string is expected at the end",
+    "SHOW TABLES LIKE '['": "'[' is no pattern",
+    "SHOW TABLES a": "LIKE 'pattern' or the end is expected at a",
+    "SHOW TABLES LIKE 'a' b": "the end is expected at b",
+    "SHOW COLUMNS t": "IN or FROM is expected at t",
+    "SHOW CREATE t": "TABLE, STREAM, VIEW or SINK is expected at t",
+    "SHOW CREATE TABLE": "the name is expected at the end",
+    "DESCRIBE": "the name of a table, stream or view, or a query, is expected at the end",
+    "DESCRIBE a.b": "without dots",
+    "CREATE VIEW v (a INT) AS SELECT 1": "column a of the view has more than a name",
+    "CREATE VIEW v (a, A) AS SELECT 1, 2": "column A is named twice",
+    "CREATE VIEW v () AS SELECT 1": "something is missing",
     "EXPLAIN": "expected at the end",
     "EXPLAIN CREATE VIEW v AS SELECT 1": "the end is expected",
 }
@@ -337,7 +371,7 @@ def test_lines_are_those_of_the_first_words() -> None:
 
 
 def test_examples_in_docstrings() -> None:
-    for module in (statements, view_columns):
+    for module in (statements, describing, view_columns):
         assert doctest.testmod(module).failed == 0
 
 

@@ -18,6 +18,8 @@ from eddyline.sql.forms import (
     CreateTable,
     CreateView,
     Delete,
+    Describe,
+    DescribeQuery,
     Drop,
     DropConstraint,
     Explain,
@@ -26,6 +28,8 @@ from eddyline.sql.forms import (
     Retain,
     Select,
     Show,
+    ShowColumns,
+    ShowCreate,
     Statement,
     Update,
 )
@@ -34,6 +38,7 @@ from eddyline.sql.view_columns import without_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 __all__ = [
     "AlterColumn",
@@ -43,6 +48,8 @@ __all__ = [
     "CreateTable",
     "CreateView",
     "Delete",
+    "Describe",
+    "DescribeQuery",
     "Drop",
     "DropConstraint",
     "Explain",
@@ -52,6 +59,8 @@ __all__ = [
     "ScriptEngine",
     "Select",
     "Show",
+    "ShowColumns",
+    "ShowCreate",
     "Statement",
     "Update",
     "parse_script",
@@ -94,6 +103,16 @@ class ScriptExpecting(Protocol):
     def drop_constraint(self, statement: DropConstraint) -> None: ...
 
 
+class ScriptDescribing(Protocol):
+    """The methods that DESCRIBE and SHOW call. `Describing` documents them."""
+
+    def answer(self, statement: Describe | ShowColumns | ShowCreate) -> DataFrame: ...
+
+    def columns(self, schema: StructType) -> DataFrame: ...
+
+    def matching(self, frame: DataFrame, pattern: str) -> DataFrame: ...
+
+
 class ScriptEngine(Protocol):
     """The methods that statements call. `Engine` documents them."""
 
@@ -108,6 +127,9 @@ class ScriptEngine(Protocol):
 
     @property
     def expecting(self) -> ScriptExpecting: ...
+
+    @property
+    def describing(self) -> ScriptDescribing: ...
 
     def table(self, name: str, schema: str, primary_key: Sequence[str] = ()) -> object: ...
 
@@ -157,7 +179,7 @@ def run_script(engine: ScriptEngine, text: str) -> DataFrame | None:
     """Run a script. A SELECT after statements that write rows sees these: an epoch is run before it.
 
     Returns:
-        the result of the last SELECT, EXPLAIN or SHOW; None if the script has none.
+        the result of the last SELECT, EXPLAIN, DESCRIBE or SHOW; None if the script has none.
 
     Raises:
         ScriptError: the text is no script; nothing has run.
@@ -183,7 +205,7 @@ def run_statement(engine: ScriptEngine, statement: Statement) -> DataFrame | Non
     """Run one statement.
 
     Returns:
-        the result of a SELECT, EXPLAIN or SHOW; None for other statements.
+        the result of a SELECT, EXPLAIN, DESCRIBE or SHOW; None for other statements.
     """
     return _RUN[type(statement)](engine, statement)
 
@@ -306,7 +328,19 @@ def _retain(engine: ScriptEngine, statement: Retain) -> None:
 
 
 def _show(engine: ScriptEngine, statement: Show) -> DataFrame:
-    return engine.show(statement.kind)
+    listed = engine.show(statement.kind)
+    if statement.pattern is None:
+        return listed
+    return engine.describing.matching(listed, statement.pattern)
+
+
+def _describe(engine: ScriptEngine, statement: Describe | ShowColumns | ShowCreate) -> DataFrame:
+    return engine.describing.answer(statement)
+
+
+def _describe_query(engine: ScriptEngine, statement: DescribeQuery) -> DataFrame:
+    query, _ = remove_emit_final(statement.query)
+    return engine.describing.columns(engine.sql(query).schema)
 
 
 def _explain(engine: ScriptEngine, statement: Explain) -> DataFrame:
@@ -326,6 +360,8 @@ _RUN: dict[type[Statement], Callable[[ScriptEngine, Any], DataFrame | None]] = {
     CreateTable: _create_table,
     CreateView: _create_view,
     Delete: _delete,
+    Describe: _describe,
+    DescribeQuery: _describe_query,
     Drop: _drop,
     DropConstraint: _drop_constraint,
     Explain: _explain,
@@ -334,5 +370,7 @@ _RUN: dict[type[Statement], Callable[[ScriptEngine, Any], DataFrame | None]] = {
     Retain: _retain,
     Select: _select,
     Show: _show,
+    ShowColumns: _describe,
+    ShowCreate: _describe,
     Update: _update,
 }

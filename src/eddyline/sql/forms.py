@@ -161,9 +161,44 @@ class Retain(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Show(Statement):
-    """`SHOW TABLES | STREAMS | VIEWS | SINKS`; `kind` is one of the values of `KINDS`."""
+    """`SHOW TABLES | STREAMS | VIEWS | SINKS [LIKE 'pattern']`; `kind` is one of the values of `KINDS`.
+
+    `pattern` is None for all; see `name_pattern`.
+    """
 
     kind: str
+    pattern: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Describe(Statement):
+    """`DESCRIBE [TABLE | STREAM | VIEW | SINK] [EXTENDED] name`; `kind` is empty after TABLE, and for any kind."""
+
+    name: str
+    kind: str = ""
+    extended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeQuery(Statement):
+    """`DESCRIBE [QUERY] query`."""
+
+    query: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShowColumns(Statement):
+    """`SHOW COLUMNS IN name`."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShowCreate(Statement):
+    """`SHOW CREATE TABLE | STREAM | VIEW | SINK name`; `kind` is empty after TABLE."""
+
+    name: str
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from eddyline.sql.constraints import (
     is_expectation,
     parse_expectation,
 )
+from eddyline.sql.describing import parse_describe, parse_show
 from eddyline.sql.expectations import Expectation
 from eddyline.sql.forms import (
     AlterColumn,
@@ -24,6 +25,8 @@ from eddyline.sql.forms import (
     CreateTable,
     CreateView,
     Delete,
+    Describe,
+    DescribeQuery,
     Drop,
     DropConstraint,
     Explain,
@@ -31,7 +34,6 @@ from eddyline.sql.forms import (
     ResetWatermark,
     Retain,
     Select,
-    Show,
     Statement,
     Update,
 )
@@ -50,8 +52,6 @@ WAYS_OUT = {
     "CREATE it anew",
     "BEGIN": "write the statements one after another, without BEGIN and END",
     "CACHE": "leave it out: the result of a view is stored already",
-    "DESC": "use SHOW TABLES, SHOW STREAMS or SHOW VIEWS, or EXPLAIN a view",
-    "DESCRIBE": "use SHOW TABLES, SHOW STREAMS or SHOW VIEWS, or EXPLAIN a view",
     "MERGE": "use `table.upsert(rows)` from Python, or DELETE and INSERT",
     "REFRESH": "leave it out: a view is always up to date with the last committed epoch",
     "STREAMING": "use CREATE STREAM; CREATE FLOW ... AS AUTO CDC INTO creates its target",
@@ -63,7 +63,7 @@ WAYS_OUT = {
 
 _DEFAULT_WAY_OUT = (
     "a script holds CREATE or DROP of a TABLE, STREAM, VIEW or SINK; CREATE FLOW; INSERT, DELETE, UPDATE; "
-    "SELECT, EXPLAIN, SHOW TABLES, STREAMS, VIEWS or SINKS"
+    "SELECT, EXPLAIN, DESCRIBE, SHOW TABLES, STREAMS, VIEWS or SINKS"
 )
 
 
@@ -368,9 +368,8 @@ def _alter_column(cursor: TokenCursor) -> AlterColumn:
     return AlterColumn(kind, name, action, column, to, line=cursor.line)
 
 
-def _show(cursor: TokenCursor) -> Show:
-    kind = cursor.one_of(*(f"{kind}S" for kind in KINDS))
-    return Show(KINDS[kind[:-1]], line=cursor.line)
+def _describe(cursor: TokenCursor) -> Describe | DescribeQuery:
+    return parse_describe(cursor, _query)
 
 
 def _explain(cursor: TokenCursor) -> Explain:
@@ -394,9 +393,11 @@ _HEADS: dict[str, Callable[[TokenCursor], Statement]] = {
     "ALTER": _alter,
     "CREATE": _create,
     "DELETE": _delete,
+    "DESC": _describe,
+    "DESCRIBE": _describe,
     "DROP": _drop,
     "EXPLAIN": _explain,
     "INSERT": _insert,
-    "SHOW": _show,
+    "SHOW": parse_show,
     "UPDATE": _update,
 }
