@@ -17,6 +17,8 @@ from eddyline.api.script import (
     CreateTable,
     CreateView,
     Delete,
+    Describe,
+    DescribeQuery,
     Drop,
     Explain,
     Insert,
@@ -24,14 +26,17 @@ from eddyline.api.script import (
     Select,
     SessionFunction,
     Show,
+    ShowColumns,
+    ShowCreate,
     Statement,
     Update,
     parse_script,
     run_script,
 )
 from eddyline.errors import CatalogError, ScriptError
-from eddyline.sql import statements
+from eddyline.sql import describing, statements, view_columns
 from eddyline.sql.cdc import ChangeFlow
+from eddyline.sql.expectations import Expectation
 from eddyline.sql.forms import When
 
 READ: list[tuple[str, Statement]] = [
@@ -146,6 +151,24 @@ READ: list[tuple[str, Statement]] = [
         CreateView("v", "SELECT /*+ BROADCAST(a) */ a,  /* b; */ 'c'\n FROM t"),
     ),
     (
+        "CREATE OR REPLACE VIEW v (a, `b``.c`) AS SELECT 1, ')' ORDER BY 1 LIMIT 3",
+        CreateView(
+            "v",
+            "SELECT * FROM (SELECT 1, ')' ORDER BY 1 LIMIT 3) AS named(`a`, `b``.c`)",
+            replace=True,
+            columns=("a", "b`.c"),
+        ),
+    ),
+    (
+        "CREATE VIEW v (CONSTRAINT c EXPECT (constraint > 0), constraint) AS SELECT 1 EMIT FINAL",
+        CreateView(
+            "v",
+            "SELECT * FROM (SELECT 1) AS named(`constraint`) EMIT FINAL",
+            expectations=(Expectation("c", "constraint > 0"),),
+            columns=("constraint",),
+        ),
+    ),
+    (
         "INSERT INTO t VALUES (1, 'a;'), (2, \"b\")",
         Insert("t", None, "VALUES (1, 'a;'), (2, \"b\")"),
     ),
@@ -227,6 +250,22 @@ READ: list[tuple[str, Statement]] = [
     ("SHOW TABLES", Show("table")),
     ("SHOW streams", Show("stream")),
     ("SHOW VIEWS", Show("view")),
+    ("SHOW TABLES LIKE 'a*|b'", Show("table", "a*|b")),
+    ("SHOW SINKS 'k'", Show("sink", "k")),
+    ("SHOW COLUMNS IN `a b`", ShowColumns("a b")),
+    ("show columns from t", ShowColumns("t")),
+    ("SHOW CREATE TABLE t", ShowCreate("t")),
+    ("SHOW CREATE MATERIALIZED VIEW `a.b`", ShowCreate("a.b", "view")),
+    ("SHOW CREATE SINK k", ShowCreate("k", "sink")),
+    ("DESCRIBE t", Describe("t")),
+    ("desc table extended `a b`", Describe("a b", "", True)),
+    ("DESCRIBE STREAM s", Describe("s", "stream")),
+    ("DESCRIBE FORMATTED v", Describe("v", "", True)),
+    ("DESCRIBE table", Describe("table")),
+    ("DESCRIBE query", Describe("query")),
+    ("DESCRIBE EXTENDED extended", Describe("extended", "", True)),
+    ("DESCRIBE QUERY TABLE t", DescribeQuery("TABLE t")),
+    ("DESC SELECT a, 'b;' FROM t", DescribeQuery("SELECT a, 'b;' FROM t")),
     ("EXPLAIN v", Explain("v")),
     ("EXPLAIN `v w`", Explain("v w")),
     ("EXPLAIN SELECT 'a;b' FROM t", Explain("SELECT 'a;b' FROM t")),
@@ -254,7 +293,20 @@ REFUSED = {
     "CREATE TEMPORARY FUNCTION f AS 'x' USING JAR 'y'": "registerJavaFunction",
     "CREATE LIVE TABLE t (a INT)": "CREATE TABLE",
     "CREATE": "CREATE",
-    "CREATE VIEW v (a) AS SELECT 1": "AS name",
+    "CREATE VIEW v (a COMMENT 'x') AS SELECT 1": "a comment of SQL",
+    "CREATE VIEW v COMMENT 'x' AS SELECT 1": "a comment of SQL",
+    "CREATE VIEW v (a) TBLPROPERTIES ('x' = 'y') AS SELECT 1": "Options",
+    "CREATE TABLE t (a INT) COMMENT 'x'": "a comment of SQL",
+    "CREATE TABLE t (a INT) PARTITIONED BY (a)": "PARTITIONED BY of a TABLE",
+    "CREATE TABLE t (a INT) CLUSTER BY (a)": "buckets",
+    "CREATE TABLE t (a INT) LOCATION '/x'": "in the folder of the engine",
+    "CREATE TABLE t COMMENT 'x' AS SELECT 1": "a comment of SQL",
+    "DESCRIBE FUNCTION abs": "those of Spark",
+    "DESC HISTORY t": "VERSION AS OF",
+    "DESCRIBE t a": "EXTENDED",
+    "DESCRIBE EXTENDED t AS JSON": "EXTENDED",
+    "SHOW TABLES IN db LIKE 'a'": "side by side",
+    "SHOW COLUMNS IN t IN db": "side by side",
     "WITH x AS (SELECT 1) INSERT INTO t SELECT * FROM x": "after INSERT INTO",
     "MERGE WITH SCHEMA EVOLUTION INTO t USING s ON true WHEN MATCHED THEN DELETE": "ADD COLUMN",
     "ALTER TABLE t SET LOCATION 'x'": "ADD COLUMN",
@@ -319,8 +371,19 @@ WRONG = {
     "UPDATE t SET a.b = 1": "without dots",
     "DROP VIEW": "the name of the view is expected",
     "DROP VIEW v CASCADE": "the end is expected at CASCADE",
-    "SHOW": "TABLES, STREAMS, VIEWS or SINKS",
-    "SHOW TABLES LIKE 'a'": "the end is expected",
+    "SHOW": "TABLES, STREAMS, VIEWS, SINKS, COLUMNS or CREATE is expected at the end",
+    "SHOW TABLES LIKE": "a string is expected at the end",
+    "SHOW TABLES LIKE '['": "'[' is no pattern",
+    "SHOW TABLES a": "LIKE 'pattern' or the end is expected at a",
+    "SHOW TABLES LIKE 'a' b": "the end is expected at b",
+    "SHOW COLUMNS t": "IN or FROM is expected at t",
+    "SHOW CREATE t": "TABLE, STREAM, VIEW or SINK is expected at t",
+    "SHOW CREATE TABLE": "the name is expected at the end",
+    "DESCRIBE": "the name of a table, stream or view, or a query, is expected at the end",
+    "DESCRIBE a.b": "without dots",
+    "CREATE VIEW v (a INT) AS SELECT 1": "column a of the view has more than a name",
+    "CREATE VIEW v (a, A) AS SELECT 1, 2": "column A is named twice",
+    "CREATE VIEW v () AS SELECT 1": "something is missing",
     "EXPLAIN": "expected at the end",
     "EXPLAIN CREATE VIEW v AS SELECT 1": "the end is expected",
 }
@@ -370,7 +433,8 @@ def test_lines_are_those_of_the_first_words() -> None:
 
 
 def test_examples_in_docstrings() -> None:
-    assert doctest.testmod(statements).failed == 0
+    for module in (statements, describing, view_columns):
+        assert doctest.testmod(module).failed == 0
 
 
 # --- splitting ---

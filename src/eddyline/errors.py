@@ -107,6 +107,7 @@ CONDITIONS: dict[str, Condition] = {
     "WRONG_BUCKET": Condition(BUG, False, "A stored row isn't in its bucket, so the number of buckets can't be changed. The storage is as it was. Report it."),
     "NO_EPOCH": Condition(USER, False, "A compiled plan ran outside of an epoch. Read results with `view.snapshot()`."),
     "NO_REPLAY": Condition(USER, False, "The source gives each record once, so that a dead letter can't be read again. Put the mended record into the source."),
+    "NO_STATEMENT": Condition(USER, False, "SHOW CREATE TABLE of what no statement of SQL makes: a view or stream of a DataFrame, a sink that calls a function, or what comes with another definition. The hint says what makes it."),
     "PIPELINE_FAILED": Condition(ENVIRONMENT, True, "A step of a pipeline failed and nothing of it was committed. The message ends with the cause; the records are tried again."),
     "SOURCE_CHANGED": Condition(DATA, False, "A table or topic that a stream follows is gone, has changed or is another one, or holds a value that the stream can't take, so that its changes don't fit the stream's columns any more. Drop the stream with its views and create them again: it begins anew."),
     "SOURCE_LOST": Condition(ENVIRONMENT, False, "A server, table or topic no longer has all changes that a stream hasn't read yet. Drop the stream with its views and create them again: it begins anew."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -54,6 +55,28 @@ def spark_answer(frame: DataFrame) -> QueryAnswer:
         if isinstance(column.dataType, NumericType)
     ]
     return QueryAnswer(frame.columns, numeric, texts, lines, frame.toArrow)
+
+
+def text_answer(columns: Sequence[str], rows: list[tuple[str | None, ...]]) -> QueryAnswer:
+    """Return rows of text as an answer.
+
+    Example:
+        >>> text_answer(["name"], [("a",)]).lines()
+        ['{"name":"a"}']
+    """
+
+    def lines() -> list[str]:
+        documents = (dict(zip(columns, row, strict=True)) for row in rows)
+        return [json.dumps(one, ensure_ascii=False, separators=(",", ":")) for one in documents]
+
+    def table() -> pa.Table:
+        import pyarrow as pa
+
+        schema = pa.schema([(name, pa.string()) for name in columns])
+        records = [dict(zip(columns, row, strict=True)) for row in rows]
+        return pa.Table.from_pylist(records, schema)
+
+    return QueryAnswer(list(columns), [], lambda: rows, lines, table, len(rows))
 
 
 def as_csv(answer: QueryAnswer) -> str:

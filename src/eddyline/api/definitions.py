@@ -11,6 +11,7 @@ from datetime import datetime
 
 from pyspark.sql import DataFrame
 
+from eddyline.answers.describing import LISTED, listed
 from eddyline.api import drafts
 from eddyline.api.dataframe_views import Query, connect_frame, frame_of
 from eddyline.api.epochs import Epochs
@@ -307,16 +308,8 @@ class Definitions:
         check_choice("kind", kind, KINDS)
         if kind == SINK:
             return self._epochs.sinks.show()
-        rows = [
-            (
-                entry.name,
-                ", ".join(f"{f.name} {f.dataType.simpleString()}" for f in entry.columns),
-                entry.query or entry.format or ", ".join(entry.key),
-            )
-            for entry in self._workspace.catalog.entries
-            if entry.kind == kind
-        ]
-        schema = "name string, columns string, definition string"
+        schema = ", ".join(f"{name} string" for name in LISTED)
+        rows = listed(self._workspace.catalog, kind)
         return self._workspace.spark.createDataFrame(rows, schema)
 
     def _warn_if_failing(self, entry: Entry, stacklevel: int) -> None:

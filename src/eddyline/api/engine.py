@@ -56,7 +56,7 @@ class Engine(ChangeFlows, Monitored, Served):
         EngineError: the session has another time zone, or this process has another engine on it.
 
     Attributes:
-        writing, altering, expecting: what statements of scripts call.
+        writing, altering, expecting, describing: what statements of scripts call.
 
     Example:
         >>> import tempfile
@@ -290,7 +290,7 @@ class Engine(ChangeFlows, Monitored, Served):
         self.stop()
 
     def execute(self, script: str) -> DataFrame | None:
-        """Run SQL statements; return the result of the last SELECT, EXPLAIN or SHOW, if any.
+        """Run SQL statements; return the result of the last SELECT, EXPLAIN, DESCRIBE or SHOW, if any.
 
         A SELECT sees the rows that statements before it have written: an epoch is run before it.
         """

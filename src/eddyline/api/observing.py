@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from eddyline.api.describing import Describing
 from eddyline.api.epochs import Epochs
 from eddyline.api.handles import Name, name_of
 from eddyline.api.lineage import lineage_of
@@ -15,10 +16,15 @@ from eddyline.runtime.progress import Progress
 
 @checked
 class Monitored:
-    """The part of an engine that reports its progress, its errors, and where columns come from."""
+    """The part of an engine that reports its progress, its errors, its definitions, and where columns come from."""
 
     _workspace: Workspace
     _epochs: Epochs
+
+    @property
+    def describing(self) -> Describing:
+        """What DESCRIBE and SHOW of scripts call."""
+        return Describing(self._workspace)
 
     def progress(self) -> Progress | None:
         """Return the Progress of this engine's last epoch; None before the first."""

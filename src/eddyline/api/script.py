@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from eddyline.errors import EddylineError
+from eddyline.errors import EddylineError, QueryError
 from eddyline.spark.failures import query_errors
+from eddyline.sql.dialect import remove_emit_final
 from eddyline.sql.forms import (
     AlterColumn,
     CreateFlow,
@@ -18,6 +19,8 @@ from eddyline.sql.forms import (
     CreateTable,
     CreateView,
     Delete,
+    Describe,
+    DescribeQuery,
     Drop,
     DropConstraint,
     Explain,
@@ -28,13 +31,17 @@ from eddyline.sql.forms import (
     Select,
     SessionFunction,
     Show,
+    ShowColumns,
+    ShowCreate,
     Statement,
     Update,
 )
 from eddyline.sql.statements import parse_script
+from eddyline.sql.view_columns import without_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 __all__ = [
     "AlterColumn",
@@ -44,6 +51,8 @@ __all__ = [
     "CreateTable",
     "CreateView",
     "Delete",
+    "Describe",
+    "DescribeQuery",
     "Drop",
     "DropConstraint",
     "Explain",
@@ -55,6 +64,8 @@ __all__ = [
     "Select",
     "SessionFunction",
     "Show",
+    "ShowColumns",
+    "ShowCreate",
     "Statement",
     "Update",
     "parse_script",
@@ -99,6 +110,16 @@ class ScriptExpecting(Protocol):
     def drop_constraint(self, statement: DropConstraint) -> None: ...
 
 
+class ScriptDescribing(Protocol):
+    """The methods that DESCRIBE and SHOW call. `Describing` documents them."""
+
+    def answer(self, statement: Describe | ShowColumns | ShowCreate) -> DataFrame: ...
+
+    def columns(self, schema: StructType) -> DataFrame: ...
+
+    def matching(self, frame: DataFrame, pattern: str) -> DataFrame: ...
+
+
 class ScriptEngine(Protocol):
     """The methods that statements call. `Engine` documents them."""
 
@@ -113,6 +134,9 @@ class ScriptEngine(Protocol):
 
     @property
     def expecting(self) -> ScriptExpecting: ...
+
+    @property
+    def describing(self) -> ScriptDescribing: ...
 
     def table(self, name: str, schema: str, primary_key: Sequence[str] = ()) -> object: ...
 
@@ -162,7 +186,7 @@ def run_script(engine: ScriptEngine, text: str) -> DataFrame | None:
     """Run a script. A SELECT after statements that write rows sees these: an epoch is run before it.
 
     Returns:
-        the result of the last SELECT, EXPLAIN or SHOW; None if the script has none.
+        the result of the last SELECT, EXPLAIN, DESCRIBE or SHOW; None if the script has none.
 
     Raises:
         ScriptError: the text is no script; nothing has run.
@@ -188,7 +212,7 @@ def run_statement(engine: ScriptEngine, statement: Statement) -> DataFrame | Non
     """Run one statement.
 
     Returns:
-        the result of a SELECT, EXPLAIN or SHOW; None for other statements.
+        the result of a SELECT, EXPLAIN, DESCRIBE or SHOW; None for other statements.
     """
     return _RUN[type(statement)](engine, statement)
 
@@ -218,10 +242,32 @@ def _create_stream(engine: ScriptEngine, statement: CreateStream) -> None:
 def _create_view(engine: ScriptEngine, statement: CreateView) -> None:
     if _exists(engine, statement):
         return
-    if statement.expectations:
-        engine.expecting.view(statement)
-    else:
-        engine.view(statement.name, statement.query, replace=statement.replace)
+    try:
+        if statement.expectations:
+            engine.expecting.view(statement)
+        else:
+            engine.view(statement.name, statement.query, replace=statement.replace)
+    except QueryError as error:
+        _check_column_count(engine, statement, error)
+        raise
+
+
+def _check_column_count(engine: ScriptEngine, view: CreateView, error: QueryError) -> None:
+    """Raise QueryError if the list of columns of a refused view isn't as long as its query's."""
+    query = without_columns(view.query, view.columns) if view.columns else None
+    if query is None:
+        return
+    try:
+        count = len(engine.sql(remove_emit_final(query)[0]).columns)
+    except EddylineError:
+        return  # the query itself is wrong, as the other error says
+    if count != len(view.columns):
+        raise QueryError(
+            f"the numbers of columns differ: view {view.name} names {len(view.columns)}, its query has {count}",
+            condition="INVALID_QUERY",
+            hint="name each column of the query, in order, or leave the list out",
+            view=view.name,
+        ) from error
 
 
 def _create_flow(engine: ScriptEngine, statement: CreateFlow) -> None:
@@ -298,7 +344,19 @@ def _session_function(engine: ScriptEngine, statement: SessionFunction) -> None:
 
 
 def _show(engine: ScriptEngine, statement: Show) -> DataFrame:
-    return engine.show(statement.kind)
+    listed = engine.show(statement.kind)
+    if statement.pattern is None:
+        return listed
+    return engine.describing.matching(listed, statement.pattern)
+
+
+def _describe(engine: ScriptEngine, statement: Describe | ShowColumns | ShowCreate) -> DataFrame:
+    return engine.describing.answer(statement)
+
+
+def _describe_query(engine: ScriptEngine, statement: DescribeQuery) -> DataFrame:
+    query, _ = remove_emit_final(statement.query)
+    return engine.describing.columns(engine.sql(query).schema)
 
 
 def _explain(engine: ScriptEngine, statement: Explain) -> DataFrame:
@@ -318,6 +376,8 @@ _RUN: dict[type[Statement], Callable[[ScriptEngine, Any], DataFrame | None]] = {
     CreateTable: _create_table,
     CreateView: _create_view,
     Delete: _delete,
+    Describe: _describe,
+    DescribeQuery: _describe_query,
     Drop: _drop,
     DropConstraint: _drop_constraint,
     Explain: _explain,
@@ -328,5 +388,7 @@ _RUN: dict[type[Statement], Callable[[ScriptEngine, Any], DataFrame | None]] = {
     Select: _select,
     SessionFunction: _session_function,
     Show: _show,
+    ShowColumns: _describe,
+    ShowCreate: _describe,
     Update: _update,
 }

@@ -21,7 +21,7 @@ from eddyline.api import drafts
 from eddyline.api.formats import SINKS
 from eddyline.api.workspace import Workspace
 from eddyline.arguments import wrong_argument
-from eddyline.catalog.entries import REJECTS, SINK, VIEW, Entry
+from eddyline.catalog.entries import COMMIT_INTERVAL, REJECTS, SINK, VIEW, Entry
 from eddyline.changes import Epoch
 from eddyline.errors import CatalogError, EddylineError, condition_of, without_secrets
 from eddyline.runtime.compiler import CompiledPlan
@@ -41,7 +41,6 @@ from eddyline.state.manifest import committed_at
 WAIT_S = 30.0
 """How long `advance` waits for sinks that don't fail."""
 
-COMMIT_INTERVAL = "commit_interval"  # of any sink: deliveries are so far apart, in microseconds
 ON_REFUSED, STOP = "on_refused", "stop"
 
 Function = Callable[[DataFrame, int], Any]

@@ -25,6 +25,9 @@ OF = "of"  # option of these two roles: id of the stream
 MAX_AHEAD = "max_ahead"  # option of a stream with a watermark: see `Entry.max_ahead`
 IDLE_TIMEOUT = "idle_timeout"  # option of a stream with a watermark: see `Entry.idle_timeout`
 TIME_OPTIONS = (MAX_AHEAD, IDLE_TIMEOUT)  # options that the engine itself reads, in microseconds
+COMMIT_INTERVAL = (
+    "commit_interval"  # option of any sink: deliveries are so far apart, in microseconds
+)
 RETAIN = "retain"  # another one, see `intake/retention.py`
 EXPECTATIONS = "row expectations"  # option of a stream or view: see `catalog/expectations.py`
 LOGGED = "log columns"  # option of a stream whose columns have changed: see `catalog/logged.py`

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eddyline.answers.answer import QueryAnswer
 from eddyline.cli.arguments import Commands, add_command, add_storage
@@ -16,6 +17,9 @@ from eddyline.cli.output import JSON, TABLE, add_format, show_document, show_rep
 from eddyline.cli.text import FORMATTERS, first_line, frame_text, shorten
 from eddyline.errors import ScriptError
 from eddyline.options import Options
+
+if TYPE_CHECKING:
+    from eddyline.sql.forms import Statement
 
 SOURCES = {
     "name": "source",
@@ -67,6 +71,7 @@ FILLINGS = {
     "seconds_left": "s left",
 }
 ERROR_MAX = 120
+_DESCRIBES = re.compile(r"\s*(?:DESC|DESCRIBE|SHOW)\b", re.IGNORECASE)
 FOLDED = "folded"
 PROFILE = {
     "name": "view and operators",
@@ -84,7 +89,9 @@ def add_to(commands: Commands) -> None:
     """Add the commands to the parser."""
     purpose = "ask a stored engine, as of its last committed epoch"
     sql = add_command(commands, "sql", _sql, purpose)
-    sql.add_argument("query", metavar="SELECT", help="any query over its tables and views")
+    sql.add_argument(
+        "query", metavar="SELECT", help="any query over its tables and views; or DESCRIBE, SHOW"
+    )
     sql.add_argument("--format", choices=sorted(FORMATTERS), default="table")
     add_storage(sql)
 
@@ -122,22 +129,45 @@ def add_to(commands: Commands) -> None:
 
 
 def _sql(args: argparse.Namespace) -> int:
-    answer = _answer_from_files(args.storage, args.query)
+    statement = _description(args.query)
+    answer = _answer_from_files(args.storage, args.query, statement)
     if answer is None or (args.format == "json" and answer.lines is None):
         with open_engine(existing(args.storage), read_only=True) as engine:
-            print(frame_text(args.format, engine.sql(args.query), args.query))
+            frame = engine.sql(args.query) if statement is None else engine.execute(args.query)
+            assert frame is not None  # DESCRIBE and SHOW have a result
+            print(frame_text(args.format, frame, args.query))
     else:
         print(FORMATTERS[args.format](answer))
     return 0
 
 
-def _answer_from_files(storage: str, query: str) -> QueryAnswer | None:
-    """Answer a simple query on stored results from their files; None where it needs Spark."""
+def _description(query: str) -> Statement | None:
+    """Return a query that is a statement which describes definitions; None for what Spark understands."""
+    if not _DESCRIBES.match(query):
+        return None
+    from eddyline.sql.statements import parse_script  # imports the tokenizer
+
+    try:
+        (statement,) = parse_script(query)
+    except (ScriptError, ValueError):  # such as DESCRIBE FUNCTION, or several statements
+        return None
+    return statement
+
+
+def _answer_from_files(storage: str, query: str, statement: Statement | None) -> QueryAnswer | None:
+    """Answer from the catalog, or a simple query on stored results from their files; None where it needs Spark."""
+    from eddyline.answers.answer import text_answer
     from eddyline.answers.quick import quick_answer
 
     with open_catalog(storage) as store:
         catalog = store.read()
-    return None if catalog is None else quick_answer(store.files, catalog, query)
+    if catalog is None:
+        return None
+    if statement is None:
+        return quick_answer(store.files, catalog, query)
+    from eddyline.answers.describing import answered, is_stored
+
+    return text_answer(*answered(catalog, statement)) if is_stored(statement) else None
 
 
 def _explain(args: argparse.Namespace) -> int:

@@ -9,6 +9,18 @@ from collections.abc import Collection, Mapping
 from eddyline.errors import EngineError
 
 _REFERENCE = re.compile(r"\$\{(env|file):([^}]+)\}")
+_WORDS = (
+    r"password|passwd|passphrase|pwd|secret|token|credential|signature|authorization|user\.info|key\.pem|"
+    r"(?:access|account|api|private)[._-]?key"
+)
+_SECRET_NAME = re.compile(_WORDS, re.IGNORECASE)
+_IN_URL = re.compile(r"(?<=://)([^:@\s/]*:)((?:\$\{[^}]*\}|[^@\s/])+)(?=@)")
+_ASSIGNED = re.compile(
+    rf"((?:{_WORDS})[\w.-]*[\"']?\s*[=:]\s*)(\$\{{[^}}]*\}}|'[^']*'|\"[^\"]*\"|[^\s&;,'\"]+)",
+    re.IGNORECASE,
+)
+HIDDEN = "***"
+"""What is shown in the place of a secret."""
 
 
 def check_secrets(options: Mapping[str, str], secret: Collection[str]) -> None:
@@ -26,6 +38,30 @@ def check_secrets(options: Mapping[str, str], secret: Collection[str]) -> None:
                 hint=f"write {name} '${{env:NAME}}' for an environment variable, or "
                 f"{name} '${{file:/path}}' for a file that only this user can read",
             )
+
+
+def without_secrets_in(options: Mapping[str, str]) -> dict[str, str]:
+    """Return options to show to people: what can be a secret is replaced by `HIDDEN`, references to secrets stay.
+
+    Secrets are known by the names of options, such as `password`; within a value by `password=...`, and by their
+    place in a URL.
+
+    Example:
+        >>> without_secrets_in({"url": "postgresql://ann:pw@db/shop", "apiKey": "k", "password": "${env:PW}"})
+        {'url': 'postgresql://ann:***@db/shop', 'apiKey': '***', 'password': '${env:PW}'}
+    """
+    return {name: _shown(name, value) for name, value in options.items()}
+
+
+def _shown(name: str, value: str) -> str:
+    if _SECRET_NAME.search(name):
+        return value if _REFERENCE.fullmatch(value) else HIDDEN
+    return _ASSIGNED.sub(_hidden, _IN_URL.sub(_hidden, value))
+
+
+def _hidden(found: re.Match[str]) -> str:
+    before, value = found.groups()
+    return before + (value if _REFERENCE.fullmatch(value) else HIDDEN)
 
 
 def filled_in(options: Mapping[str, str]) -> dict[str, str]:

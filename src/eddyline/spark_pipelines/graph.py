@@ -18,8 +18,8 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from eddyline.api.engine import Engine
 from eddyline.api.formats import SINKS
-from eddyline.api.sinks import COMMIT_INTERVAL, given_options
-from eddyline.catalog.entries import SINK, STREAM, VIEW, Entry
+from eddyline.api.sinks import given_options
+from eddyline.catalog.entries import COMMIT_INTERVAL, SINK, STREAM, VIEW, Entry
 from eddyline.errors import CatalogError, ScriptError, StateGrowthWarning
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.frames import leaves

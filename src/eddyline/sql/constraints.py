@@ -42,17 +42,6 @@ def parse_expectation(item: TokenCursor) -> Expectation:
     item.fail(f"KEEP, DROP ROW, DEAD LETTER or STOP is expected {item.place()}")
 
 
-def parse_expectations(cursor: TokenCursor) -> tuple[Expectation, ...]:
-    """Parse a list of them in brackets, as a view has it."""
-    cursor.expect("(")
-    found = []
-    for item in cursor.items(")"):
-        if not is_expectation(item):
-            cursor.refuse("a view's list of columns", "name them in the query: SELECT a AS name")
-        found.append(parse_expectation(item))
-    return checked_names(cursor, found)
-
-
 def checked_names(cursor: TokenCursor, found: list[Expectation]) -> tuple[Expectation, ...]:
     """Return expectations; raise ScriptError if two have the same name."""
     names = [one.name.lower() for one in found]

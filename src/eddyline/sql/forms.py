@@ -49,7 +49,10 @@ class CreateStream(Statement):
 
 @dataclass(frozen=True, slots=True)
 class CreateView(Statement):
-    """`CREATE [OR REPLACE] [MATERIALIZED | LIVE] VIEW name (expectations) AS query`."""
+    """`CREATE [OR REPLACE] [MATERIALIZED | LIVE] VIEW name (columns, expectations) AS query`.
+
+    `query` gives its columns the names `columns`, if there are any.
+    """
 
     kind: ClassVar[str] = "view"
     name: str
@@ -57,6 +60,7 @@ class CreateView(Statement):
     replace: bool = False
     if_not_exists: bool = False
     expectations: tuple[Expectation, ...] = ()
+    columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +207,44 @@ class Retain(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Show(Statement):
-    """`SHOW TABLES | STREAMS | VIEWS | SINKS`; `kind` is one of the values of `KINDS`."""
+    """`SHOW TABLES | STREAMS | VIEWS | SINKS [LIKE 'pattern']`; `kind` is one of the values of `KINDS`.
+
+    `pattern` is None for all; see `name_pattern`.
+    """
 
     kind: str
+    pattern: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Describe(Statement):
+    """`DESCRIBE [TABLE | STREAM | VIEW | SINK] [EXTENDED] name`; `kind` is empty after TABLE, and for any kind."""
+
+    name: str
+    kind: str = ""
+    extended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeQuery(Statement):
+    """`DESCRIBE [QUERY] query`."""
+
+    query: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShowColumns(Statement):
+    """`SHOW COLUMNS IN name`."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShowCreate(Statement):
+    """`SHOW CREATE TABLE | STREAM | VIEW | SINK name`; `kind` is empty after TABLE."""
+
+    name: str
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from eddyline.sql.cdc import parse_flow
+from eddyline.sql.clauses import refuse_clauses
 from eddyline.sql.constraints import (
     checked_names,
     is_expectation,
     parse_expectation,
-    parse_expectations,
 )
+from eddyline.sql.describing import parse_describe, parse_show
 from eddyline.sql.dml import parse_delete, parse_merge, parse_truncate, parse_update
 from eddyline.sql.expectations import Expectation
 from eddyline.sql.forms import (
@@ -24,6 +25,8 @@ from eddyline.sql.forms import (
     CreateStream,
     CreateTable,
     CreateView,
+    Describe,
+    DescribeQuery,
     Drop,
     DropConstraint,
     Explain,
@@ -32,10 +35,10 @@ from eddyline.sql.forms import (
     Retain,
     Select,
     SessionFunction,
-    Show,
     Statement,
 )
 from eddyline.sql.lexer import TokenCursor, split
+from eddyline.sql.view_columns import parse_brackets, with_columns
 
 QUERY_HEADS = frozenset({"SELECT", "WITH", "VALUES", "FROM", "TABLE", "("})
 """The words, and the bracket, that a query can start with."""
@@ -50,8 +53,6 @@ WAYS_OUT = {
     "BEGIN": "write the statements one after another, without BEGIN and END",
     "CACHE": "leave it out: the result of a view is stored already",
     "FUNCTION": "CREATE TEMPORARY FUNCTION name(a INT) RETURNS INT RETURN expression, in each script that uses it",
-    "DESC": "use SHOW TABLES, SHOW STREAMS or SHOW VIEWS, or EXPLAIN a view",
-    "DESCRIBE": "use SHOW TABLES, SHOW STREAMS or SHOW VIEWS, or EXPLAIN a view",
     "REFRESH": "leave it out: a view is always up to date with the last committed epoch",
     "STREAMING": "use CREATE STREAM; CREATE FLOW ... AS AUTO CDC INTO creates its target",
     "SET": "give Eddyline's settings as Options or EDDYLINE_* variables, Spark's to its session",
@@ -61,7 +62,7 @@ WAYS_OUT = {
 
 _DEFAULT_WAY_OUT = (
     "a script holds CREATE or DROP of a TABLE, STREAM, VIEW or SINK; CREATE FLOW; INSERT, DELETE, UPDATE, MERGE; "
-    "SELECT, EXPLAIN, SHOW TABLES, STREAMS, VIEWS or SINKS"
+    "SELECT, EXPLAIN, DESCRIBE, SHOW TABLES, STREAMS, VIEWS or SINKS"
 )
 
 
@@ -73,7 +74,7 @@ def parse_script(text: str) -> tuple[Statement, ...]:
 
     Example:
         >>> parse_script("CREATE VIEW v AS SELECT a FROM t; -- done")
-        (CreateView(line=1, name='v', query='SELECT a FROM t', replace=False, if_not_exists=False, expectations=()),)
+        (CreateView(line=1, name='v', query='SELECT a FROM t', replace=False, if_not_exists=False, expectations=(), columns=()),)
     """
     return tuple(_statement(cursor) for cursor in split(text))
 
@@ -137,6 +138,7 @@ def _create(cursor: TokenCursor) -> Statement:
         return _create_sink(cursor, name, if_not_exists)
     if cursor.accept("AS"):
         cursor.refuse("CREATE TABLE ... AS", "use CREATE VIEW, or INSERT INTO a table")
+    refuse_clauses(cursor, "TABLE")
     schema_ddl, primary_key, watermark, expected = _columns(cursor)
     if watermark is not None:
         cursor.refuse("WATERMARK of a table", "a table's rows can change at any time; use a stream")
@@ -146,13 +148,16 @@ def _create(cursor: TokenCursor) -> Statement:
         cursor.fail("no column is given")
     if cursor.word() == "USING":
         cursor.refuse("CREATE TABLE ... USING", "CREATE STREAM ... USING reads other systems' data")
+    refuse_clauses(cursor, "TABLE")
     return CreateTable(name, schema_ddl, primary_key, if_not_exists, line=cursor.line)
 
 
 def _create_view(cursor: TokenCursor, name: str, replace: bool, if_not_exists: bool) -> CreateView:
-    expected = parse_expectations(cursor) if cursor.word() == "(" else ()
+    columns, expected = parse_brackets(cursor) if cursor.word() == "(" else ((), ())
+    refuse_clauses(cursor, "VIEW")
     cursor.expect("AS")
-    return CreateView(name, _query(cursor), replace, if_not_exists, expected, line=cursor.line)
+    query = with_columns(_query(cursor), columns)
+    return CreateView(name, query, replace, if_not_exists, expected, columns, line=cursor.line)
 
 
 def _create_stream(cursor: TokenCursor, name: str, if_not_exists: bool) -> CreateStream:
@@ -343,9 +348,8 @@ def _alter_column(cursor: TokenCursor) -> AlterColumn:
     return AlterColumn(kind, name, action, column, to, line=cursor.line)
 
 
-def _show(cursor: TokenCursor) -> Show:
-    kind = cursor.one_of(*(f"{kind}S" for kind in KINDS))
-    return Show(KINDS[kind[:-1]], line=cursor.line)
+def _describe(cursor: TokenCursor) -> Describe | DescribeQuery:
+    return parse_describe(cursor, _query)
 
 
 def _explain(cursor: TokenCursor) -> Explain:
@@ -369,11 +373,13 @@ _HEADS: dict[str, Callable[[TokenCursor], Statement]] = {
     "ALTER": _alter,
     "CREATE": _create,
     "DELETE": parse_delete,
+    "DESC": _describe,
+    "DESCRIBE": _describe,
     "DROP": _drop,
     "EXPLAIN": _explain,
     "INSERT": _insert,
     "MERGE": parse_merge,
-    "SHOW": _show,
+    "SHOW": parse_show,
     "TRUNCATE": parse_truncate,
     "UPDATE": parse_update,
 }
