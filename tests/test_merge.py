@@ -234,6 +234,23 @@ def test_a_value_that_fails_only_matters_where_its_clause_applies(engine: el.Eng
         )
 
 
+def test_rules_of_columns_hold_for_merges(engine: el.Engine, written_in: None) -> None:
+    engine.execute(
+        "CREATE TABLE IF NOT EXISTS ruled (id BIGINT PRIMARY KEY, name VARCHAR(3) NOT NULL DEFAULT 'new', v INT)"
+    )
+    fill(engine, ruled=[(1, "a", 1)], given=[(1, "abcd", 5), (2, None, 6)])
+    merge = "MERGE INTO ruled t USING given s ON t.id = s.id"
+    for clause, condition in (
+        ("WHEN MATCHED THEN UPDATE SET name = s.name", "TOO_LONG"),
+        ("WHEN NOT MATCHED THEN INSERT *", "NULL_VALUE"),
+    ):
+        with pytest.raises(DataError, match="name") as caught:
+            engine.execute(f"{merge} {clause}")
+        assert caught.value.condition == condition
+    engine.execute(f"{merge} WHEN NOT MATCHED THEN INSERT (id, v) VALUES (id, v)")
+    assert held(engine, "ruled") == [(1, "a", 1), (2, "new", 6)]
+
+
 def test_overwriting_replaces_all_rows_at_once(engine: el.Engine, written_in: None) -> None:
     fill(engine, t=[(1, "a", 1), (2, "b", 2)])
     engine.execute(

@@ -80,6 +80,7 @@ CONDITIONS: dict[str, Condition] = {
     "UPSTREAM_PAUSED": Condition(USER, False, "The view reads a paused view. Resume that one first."),
     # options and streams
     "BAD_BOLT": Condition(USER, False, "A bolt is not a function, or is of two kinds at once. Give a function of one kind."),
+    "BAD_DEFAULT": Condition(USER, False, "A column can't have this DEFAULT: it isn't a constant expression of the column's type. The message says why."),
     "BAD_OPTION": Condition(USER, False, "A setting or argument has a value that isn't allowed. The hint says what is."),
     "BAD_SCHEMA": Condition(USER, False, "A list of columns can't be read. Write it like `id BIGINT, name STRING`."),
     "BAD_STREAM": Condition(USER, False, "A stream's format, columns and options don't fit each other. Check them."),
@@ -96,6 +97,8 @@ CONDITIONS: dict[str, Condition] = {
     "NEGATIVE_WEIGHT": Condition(DATA, False, "A change takes away a row that the state doesn't hold, or a stored result holds a row less than zero times. Drop the view and create it again."),
     "NULL_KEY": Condition(DATA, False, "A row has no value in a column of the primary key. Give every row its key."),
     "CONFLICTING_CHANGES": Condition(DATA, False, "MERGE would change a row of the table more than once, because several rows of the source match it. Let at most one match; nothing was written."),
+    "NULL_VALUE": Condition(DATA, False, "A row has no value in a column that is NOT NULL, or the rows lack such a column. Give a value, or the column a DEFAULT; nothing was written."),
+    "TOO_LONG": Condition(DATA, False, "A text has more characters than its column, CHAR(n) or VARCHAR(n), takes. Cut it, or give the column a larger length; nothing was written."),
     "WRONG_ROW": Condition(USER, False, "A row is neither a dict nor a tuple, or some rows are dicts and others not. Give one value for each column."),
     "WRONG_TYPE": Condition(DATA, False, "A value doesn't fit the type of its column. Convert it; nothing was written."),
     "WRONG_WIDTH": Condition(USER, False, "A row has more or fewer values than the table has columns. Name the columns, or complete the row."),

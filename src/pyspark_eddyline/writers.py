@@ -16,9 +16,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import DataType, StructType
 
 from eddyline.answers.stored import stored_table
+from eddyline.catalog.column_rules import row_rules
 from eddyline.catalog.entries import Entry
-from eddyline.errors import DataError, EngineError
+from eddyline.errors import CatalogError, DataError, EngineError
 from eddyline.source.inbox import FOLDER, commit_batch, withdraw_batch, write_files
+from eddyline.source.row_rules import RowRules
 from eddyline.source.user_rows import as_arrow
 from eddyline.spark.schema import arrow_schema, widens
 from eddyline.storage.files import Files
@@ -38,6 +40,8 @@ class TargetTable:
         schema: its columns as Arrow.
         key: its primary key.
         given: for each column of the DataFrame the name of the table's column.
+        rules: of its columns; None for none.
+        options: of its entry, with the rules.
     """
 
     files: Files
@@ -46,6 +50,8 @@ class TargetTable:
     schema: pa.Schema
     key: tuple[str, ...]
     given: tuple[str, ...]
+    rules: RowRules | None
+    options: Mapping[str, str]
 
     @classmethod
     def of(cls, options: Mapping[str, str], columns: StructType, *, overwrite: bool) -> TargetTable:
@@ -74,19 +80,35 @@ class TargetTable:
         relation = stored_table(storage, name)
         entry = relation.entry
         schema = arrow_schema(entry.columns, relation.manifest.zone or ZONE)
-        given = _matched(entry, columns)
+        rules = row_rules(entry)
+        given = _matched(entry, columns, rules)
         relation.files.make_folder(f"{FOLDER}/{entry.id}")
-        return cls(relation.files, entry.id, entry.name, schema, entry.key, given)
+        return cls(
+            relation.files, entry.id, entry.name, schema, entry.key, given, rules, entry.options
+        )
+
+    def is_unaltered(self) -> bool:
+        """Return whether the table still has the columns and rules with which the rows were checked."""
+        try:
+            present = stored_table(self.files.root, self.name).entry
+        except CatalogError:  # it was dropped
+            return False
+        return (present.id, present.options) == (self.table, self.options)
 
     def write(self, attempt: str, batches: Iterator[pa.RecordBatch]) -> list[tuple[str, int, int]]:
-        """Write rows into files of the inbox; DataError if a row has no key."""
+        """Write rows into files of the inbox; DataError if a row has no key, or breaks a rule of a column."""
 
         def converted() -> Iterator[pa.Table]:
             for batch in batches:
                 if batch.num_rows:
                     rows = pa.Table.from_batches([batch]).rename_columns(list(self.given))
                     yield as_arrow(
-                        rows, self.schema, relation=self.name, zone=ZONE, required=self.key
+                        rows,
+                        self.schema,
+                        relation=self.name,
+                        zone=ZONE,
+                        required=self.key,
+                        rules=self.rules,
                     )
 
         return write_files(self.files, self.table, attempt, converted())
@@ -118,7 +140,9 @@ class BatchWriter(DataSourceArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         target = self._target
-        commit_batch(target.files, target.table, *self._batch, _files(messages))
+        commit_batch(
+            target.files, target.table, *self._batch, _files(messages), target.is_unaltered
+        )
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         target = self._target
@@ -151,7 +175,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         target, queries = self._target, [m.query for m in messages if isinstance(m, Written)]
         if queries:
-            commit_batch(target.files, target.table, queries[0], batchId, _files(messages))
+            commit_batch(
+                target.files,
+                target.table,
+                queries[0],
+                batchId,
+                _files(messages),
+                target.is_unaltered,
+            )
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         withdraw_batch(self._target.files, self._target.table, "", _files(messages))
@@ -175,17 +206,19 @@ def _transaction(options: Mapping[str, str]) -> tuple[str, int] | None:
     return writer, int(version)
 
 
-def _matched(entry: Entry, columns: StructType) -> tuple[str, ...]:
+def _matched(entry: Entry, columns: StructType, rules: RowRules | None) -> tuple[str, ...]:
     """Return the column of a table for each column of a DataFrame, by name in any case.
 
     Raises:
-        DataError: a column is unknown, comes twice, or has another type; or one of the key is missing.
+        DataError: a column is unknown, comes twice, or has another type; or one of the key, or one that is NOT
+            NULL without a DEFAULT, is missing.
     """
     known = {field.name.lower(): field for field in entry.columns}
     names = [field.name for field in columns]
     unknown = [name for name in names if name.lower() not in known]
     lower = [name.lower() for name in names]
-    missing = [name for name in entry.key if name.lower() not in lower]
+    defaults = () if rules is None else (*rules.default_names, *rules.unknown)
+    missing = [name for name in entry.key if name.lower() not in lower and name not in defaults]
     for wrong, found in (
         ("there is no column {} in the table", unknown),
         ("there are several columns {}", sorted({n for n in names if lower.count(n.lower()) > 1})),
@@ -197,7 +230,7 @@ def _matched(entry: Entry, columns: StructType) -> tuple[str, ...]:
                 condition="UNKNOWN_COLUMN",
                 table=entry.name,
                 hint=f"the columns are {entry.columns.simpleString()}; they are matched by name, and "
-                "those that the DataFrame lacks are null",
+                "those that the DataFrame lacks have their DEFAULT, or null",
             )
     for field in columns:
         own = known[field.name.lower()]
@@ -210,7 +243,10 @@ def _matched(entry: Entry, columns: StructType) -> tuple[str, ...]:
                 hint=f"convert it: col({own.name!r}).cast({own.dataType.simpleString()!r}); nothing "
                 "was written",
             )
-    return tuple(known[name.lower()].name for name in names)
+    given = tuple(known[name.lower()].name for name in names)
+    if rules is not None:
+        rules.check_given(given, entry.name)
+    return given
 
 
 def _fits(given: DataType, wanted: DataType) -> bool:

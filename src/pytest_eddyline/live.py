@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructField, StructType
 
 import eddyline as el
 from eddyline.answers.difference import Difference, difference
@@ -60,7 +61,9 @@ class Live:
         """
         if schema is None:
             frame = rows if isinstance(rows, DataFrame) else self._spark.createDataFrame(rows)
-            found = self.engine.table(name, frame.schema, list(primary_key))
+            # that these rows have no nulls is no rule for later ones
+            columns = StructType([StructField(f.name, f.dataType) for f in frame.schema])
+            found = self.engine.table(name, columns, list(primary_key))
         else:
             found = self.engine.table(name, schema, list(primary_key))
         found.insert(rows)

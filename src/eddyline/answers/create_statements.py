@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from eddyline.catalog.catalog import Catalog
+from eddyline.catalog.column_rules import NO_RULE, declared_type, rules_of
 from eddyline.catalog.entries import (
     COMMIT_INTERVAL,
     COMPANION,
@@ -139,6 +140,19 @@ def sql_format(entry: Entry) -> str:
     return _option_name(entry.format)
 
 
+def column_texts(entry: Entry) -> list[str]:
+    """Return the columns of a table or stream as its statement lists them, with their rules."""
+    rules = rules_of(entry)
+    texts = []
+    for field in entry.columns:
+        rule = rules.get(field.name, NO_RULE)
+        words = [sql_name(field.name), sql_type(declared_type(entry, field))]
+        words += ["NOT NULL"] if rule.not_null else []
+        words += [f"DEFAULT {rule.default}"] if rule.default else []
+        texts.append(" ".join(words))
+    return texts
+
+
 def _field(field: StructField) -> str:
     comment = (field.metadata or {}).get("comment")
     return (
@@ -162,9 +176,8 @@ def _stream(stream: Entry) -> str:
 
 def _column_list(entry: Entry, more: Iterable[str] = ()) -> str:
     """Return the brackets with the columns, the primary key and what else belongs there."""
-    columns = [f"{sql_name(one.name)} {sql_type(one.dataType)}" for one in entry.columns]
     key = f"PRIMARY KEY ({', '.join(map(sql_name, entry.key))})" if entry.key else ""
-    return _brackets([*columns, key, *more])
+    return _brackets([*column_texts(entry), key, *more])
 
 
 def _brackets(items: Iterable[str]) -> str:

@@ -14,6 +14,7 @@ from eddyline.answers.create_statements import (
     written_query,
 )
 from eddyline.catalog.catalog import Catalog
+from eddyline.catalog.column_rules import declared_type
 from eddyline.catalog.entries import COMPANION, SINK, STREAM, VIEW, Entry
 from eddyline.catalog.expectations import expectations_of
 from eddyline.errors import CatalogError
@@ -103,7 +104,7 @@ def _columns(catalog: Catalog, entry: Entry) -> Iterator[tuple[str, str, str | N
     shown = catalog.get(entry.upstream[0], VIEW) if entry.kind == SINK else entry
     for field in shown.columns:
         comment = (field.metadata or {}).get("comment")
-        yield field.name, field.dataType.simpleString(), comment
+        yield field.name, declared_type(shown, field).simpleString(), comment
 
 
 def _details(catalog: Catalog, entry: Entry) -> Iterator[tuple[str, str]]:

@@ -13,11 +13,14 @@ from eddyline.api import drafts
 from eddyline.api.workspace import Workspace
 from eddyline.catalog.altered import keep_seen, seen_by
 from eddyline.catalog.catalog import Catalog
-from eddyline.catalog.entries import COMPANION, LATE, TABLE, VIEW, Entry
+from eddyline.catalog.column_rules import NO_RULE, ColumnRule, rules_of
+from eddyline.catalog.entries import COMPANION, LATE, STREAM, TABLE, VIEW, Entry
 from eddyline.catalog.expectations import expectations_of
 from eddyline.errors import CatalogError, DataError, QueryError
+from eddyline.source.row_rules import filled
 from eddyline.spark.schema import widens
 from eddyline.sql.forms import AlterColumn
+from eddyline.sql.names import quoted
 
 ADD, DROP, RENAME, TYPE = "add", "drop", "rename", "type"
 """Actions of `AlterColumn`."""
@@ -39,7 +42,7 @@ def changed_columns(relation: Entry, change: AlterColumn) -> tuple[Fields, tuple
     if change.action == ADD:
         if place is not None:
             raise wrong(relation, f"there is a column {change.column} already", "take another name")
-        return [*fields, (_field(relation, change.column, change.to), None)], key
+        return [*fields, (declared_column(relation, change.column, change.to)[0], None)], key
     if place is None:
         raise DataError(
             f"there is no column {change.column}",
@@ -51,7 +54,7 @@ def changed_columns(relation: Entry, change: AlterColumn) -> tuple[Fields, tuple
     if change.action == RENAME:
         if known.get(change.to.lower(), place) != place:
             raise wrong(relation, f"there is a column {change.to} already", "take another name")
-        renamed = _field(relation, change.to, "INT")
+        renamed, _ = declared_column(relation, change.to, "INT")
         fields[place] = StructField(renamed.name, field.dataType), field.name
         return fields, tuple(change.to if name == field.name else name for name in key)
     if field.name in key:
@@ -66,7 +69,7 @@ def changed_columns(relation: Entry, change: AlterColumn) -> tuple[Fields, tuple
         if len(fields) == 1:
             raise wrong(relation, "its only column can't leave", f"DROP {relation.kind.upper()}")
         return [*fields[:place], *fields[place + 1 :]], key
-    wider = _field(relation, field.name, change.to)
+    wider, _ = declared_column(relation, field.name, change.to)
     if not widens(field.dataType, wider.dataType):
         raise wrong(
             relation,
@@ -138,19 +141,30 @@ def with_kept_columns(catalog: Catalog, relation: Entry, now: Mapping[str, str |
 
 
 def stored_columns(
-    workspace: Workspace, relation: Entry, names: Sequence[str | None], kinds: pa.Schema
+    workspace: Workspace,
+    relation: Entry,
+    names: Sequence[str | None],
+    kinds: pa.Schema,
+    new: pa.Scalar | None = None,
 ) -> Iterator[list[pa.ChunkedArray]]:
     """Yield the stored rows of a table, or a stream of operations, as columns of other types.
 
     Args:
         names: of each column its name so far; None for a new one.
+        new: the value in a new column; None for null.
     """
     known = relation.columns.names
     for part in StoredRelation(workspace.files, relation, workspace.manifest).snapshot().parts():
         rows = part.read()
         if rows is not None:
             yield [
-                pa.chunked_array([pa.nulls(rows.num_rows, field.type)])
+                pa.chunked_array(
+                    [
+                        pa.nulls(rows.num_rows, field.type)
+                        if new is None
+                        else filled(new.cast(field.type), rows.num_rows)
+                    ]
+                )
                 if name is None
                 else rows[f"c{known.index(name)}"].cast(field.type)
                 for field, name in zip(kinds, names, strict=True)
@@ -194,11 +208,24 @@ def _uses(workspace: Workspace, view: Entry, relation: Entry, column: str) -> bo
     return column.lower() in {name.lower() for name in read if name is not None}
 
 
-def _field(relation: Entry, name: str, kind: str) -> StructField:
-    """Return a column as the catalog stores it."""
-    text = name.replace("`", "``")
-    (column,) = drafts.table(relation.name, f"`{text}` {kind}", ()).columns.fields
-    return column
+def declared_column(relation: Entry, name: str, text: str) -> tuple[StructField, ColumnRule]:
+    """Return a column as the catalog stores it, and its rules.
+
+    Args:
+        text: what follows the name: the type, for a table with rules.
+
+    Raises:
+        DataError: the text isn't that of one column.
+    """
+    columns = f"{quoted(name)} {text}"
+    if relation.kind == STREAM:
+        fields, rules = drafts.columns_of(columns), {}
+    else:
+        entry = drafts.table(relation.name, columns, ())
+        fields, rules = entry.columns, rules_of(entry)
+    if len(fields) > 1:
+        raise wrong(relation, f"{text} is more than one column", "change one in each statement")
+    return fields[0], rules.get(fields[0].name, NO_RULE)
 
 
 def wrong(relation: Entry, message: str, hint: str) -> DataError:

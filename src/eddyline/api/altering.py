@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pyarrow as pa
@@ -14,9 +15,19 @@ from eddyline.api.altered_columns import (
     replace_relation,
     stored_columns,
 )
+from eddyline.api.altered_rules import (
+    changed_rules,
+    check_stored,
+    is_of_rules,
+    is_stricter,
+    new_value,
+    with_changed,
+)
 from eddyline.api.altering_streams import AlteringStreams
+from eddyline.api.column_defaults import checked_defaults
 from eddyline.api.epochs import Epochs
 from eddyline.api.workspace import Workspace
+from eddyline.catalog.column_rules import ColumnRule
 from eddyline.catalog.entries import STREAM, TABLE, VIEW, Entry
 from eddyline.changes import APPEND
 from eddyline.intake.retention import retaining
@@ -53,13 +64,17 @@ class Altering:
             if table.kind == STREAM:
                 self._streams.alter(table, change)
                 return
+            rules = changed_rules(table, change)
+            if is_of_rules(table, change):
+                self._change_rules(table, rules)
+                return
             fields, key = changed_columns(table, change)
             check_unused(workspace, table, change)
             with workspace.sources.log(table).writing, workspace.sources.inbox(table).closed():
                 # process all waiting rows, so that the table's state is complete
                 while self._epochs.run_next(Timer()):
                     pass
-                self._replace(workspace.catalog.get(table.name, TABLE), fields, key)
+                self._replace(workspace.catalog.get(table.name, TABLE), fields, key, rules)
 
     def detach(self, name: str) -> None:
         """Pause a view of a DataFrame, and let it read nothing, so that its inputs can be dropped.
@@ -94,18 +109,38 @@ class Altering:
             altered = retaining(stream, change.interval, workspace.spark)
             workspace.save(workspace.catalog.with_entries([altered]))
 
-    def _replace(self, table: Entry, fields: Fields, key: tuple[str, ...]) -> None:
+    def _change_rules(self, table: Entry, rules: Mapping[str, ColumnRule]) -> None:
+        """Give the columns of a table other rules; its rows stay as they are, and must meet them."""
+        workspace = self._workspace
+        altered = checked_defaults(with_changed(table, rules), workspace.session)
+        with workspace.sources.log(table).writing, workspace.sources.inbox(table).closed():
+            if is_stricter(altered, table):
+                # process all waiting rows, so that the table's state is complete
+                while self._epochs.run_next(Timer()):
+                    pass
+                check_stored(workspace, table, altered)
+            workspace.save(workspace.catalog.with_entries([altered]))
+
+    def _replace(
+        self,
+        table: Entry,
+        fields: Fields,
+        key: tuple[str, ...],
+        rules: Mapping[str, ColumnRule],
+    ) -> None:
         """Replace a table by one with other columns."""
         workspace, catalog = self._workspace, self._workspace.catalog
         columns = StructType([field for field, _ in fields])
         altered = replace(
             table, id=f"{TABLE[0]}{catalog.next_id}", schema=columns.json(), key=key, since=0
         )
+        altered = checked_defaults(with_changed(altered, rules), workspace.session)
+        value = new_value(altered, fields, workspace.session)
         workspace.save(replace(catalog, next_id=catalog.next_id + 1), final=False)
         kinds, names = arrow_schema(columns, workspace.zone), [old for _, old in fields]
         rows = [
             as_operations(pa.table(own, schema=kinds), APPEND)
-            for own in stored_columns(workspace, table, names, kinds)
+            for own in stored_columns(workspace, table, names, kinds, value)
         ]
         timer = None
         log = workspace.sources.log(altered)

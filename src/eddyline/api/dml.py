@@ -14,6 +14,7 @@ from pyspark.sql.functions import col
 from pyspark.sql.types import DataType, StructField, StructType
 
 from eddyline.arguments import wrong_argument
+from eddyline.catalog.column_rules import rules_of
 from eddyline.catalog.entries import Entry
 from eddyline.changes import HASH, WEIGHT
 from eddyline.errors import DataError
@@ -119,8 +120,9 @@ class Dml:
         for clause in statement.clauses:
             _fields(entry, [name for name, _ in clause.values or ()])
         kinds = [field.dataType.simpleString() for field in entry.columns]
+        defaults = {name: rule.default for name, rule in rules_of(entry).items() if rule.default}
         given = self._run(source_query(statement)).columns
-        query = MergeQuery(statement, entry.columns.names, kinds, given).text()
+        query = MergeQuery(statement, entry.columns.names, kinds, defaults, given).text()
         return self._run(query, f"MERGE INTO {entry.name} USING {statement.source_text}")
 
     def _run(self, query: str, shown: str = "") -> DataFrame:

@@ -13,6 +13,7 @@ from pyspark.sql.types import StructField, StructType, TimestampType
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
 from eddyline.arguments import wrong_argument
+from eddyline.catalog.column_rules import ColumnRule, same_rules, with_rules, without_rules
 from eddyline.catalog.entries import (
     DEAD,
     INTO,
@@ -33,7 +34,11 @@ from eddyline.source.dead_letters import KEY, LETTERS
 from eddyline.source.received import RECEIVED_AT, is_received
 from eddyline.spark.failures import FAILURES
 from eddyline.spark.schema import arrow_schema
+from eddyline.sql.columns import split_defaults
 from eddyline.sql.names import check_name
+
+_CHARS = re.compile(r'"(?:char|varchar)\(\d+\)"')  # types in a schema's JSON
+_SPARKS_DEFAULT = "CURRENT_DEFAULT"  # where Spark keeps the DEFAULT of a column, in its metadata
 
 Watermark = tuple[str, str] | None
 Key = str | Sequence[str]  # names of columns, or a text with commas
@@ -42,10 +47,11 @@ Key = str | Sequence[str]  # names of columns, or a text with commas
 def table(name: str, schema: str | StructType, primary_key: Key) -> Entry:
     """Return the entry of a table; see `Engine.table`."""
     check_name(name, TABLE)
-    columns = columns_of(schema)
+    columns, rules = declared(schema)
     if any(map(is_received, columns.names)):
         raise _reserved(f"table {name}", "only streams have it", "give the column another name")
-    return Entry("", TABLE, name, columns.json(), key_of(columns, primary_key, name))
+    entry = Entry("", TABLE, name, columns.json(), key_of(columns, primary_key, name))
+    return with_rules(entry, rules)
 
 
 def stream_of_frame(
@@ -159,14 +165,33 @@ def _letters(name: str, role: str, options: dict[str, str]) -> Entry:
 
 
 def columns_of(schema: str | StructType) -> StructType:
-    """Return the columns of a DDL string or a StructType, all nullable.
+    """Return the columns of a stream: those of a DDL string or a StructType, all nullable.
+
+    Raises:
+        DataError: the text is not a list of columns, a type can't be kept, or a column has a DEFAULT.
+    """
+    columns, rules = declared(schema)
+    for name in (name for name, rule in rules.items() if rule.default):
+        raise DataError(
+            f"column {name} of a stream has a DEFAULT, which only tables have",
+            condition="BAD_SCHEMA",
+            hint="write coalesce(column, value) in a view",
+        )
+    return columns
+
+
+def declared(schema: str | StructType) -> tuple[StructType, dict[str, ColumnRule]]:
+    """Return the columns of a DDL string or a StructType, all nullable, and the rules that it gives them.
 
     Raises:
         DataError: the text is not a list of columns, or a type can't be kept.
+        ScriptError: SCRIPT_UNSUPPORTED: a column has a constraint that isn't supported.
     """
+    defaults: dict[str, str] = {}
     if isinstance(schema, str):
+        text, defaults = split_defaults(schema)
         try:
-            parsed = parse_ddl(schema)
+            parsed = parse_ddl(text)
         except FAILURES as error:
             raise _bad_schema(schema) from error
         if not isinstance(parsed, StructType):
@@ -175,7 +200,15 @@ def columns_of(schema: str | StructType) -> StructType:
     names = [name.lower() for name in schema.names]
     if not names or len(set(names)) < len(names):
         raise _bad_schema(schema.simpleString())
-    return nullable(schema)
+    rules = {
+        field.name: ColumnRule(
+            not field.nullable,
+            defaults.get(field.name) or field.metadata.get(_SPARKS_DEFAULT, ""),
+            field.dataType.jsonValue() if _CHARS.search(field.dataType.json()) else None,
+        )
+        for field in schema
+    }
+    return nullable(schema), rules
 
 
 def _bad_schema(text: str) -> DataError:
@@ -192,7 +225,7 @@ def nullable(schema: StructType) -> StructType:
     Raises:
         DataError: a column has a type that Spark and the operators can't exchange.
     """
-    document = re.sub(r'"(?:char|varchar)\(\d+\)"', '"string"', schema.json())
+    document = _CHARS.sub('"string"', schema.json())
     plain = StructType.fromJson(json.loads(document))
     for field in plain:
         try:
@@ -227,6 +260,10 @@ def key_of(columns: StructType, names: Key, relation: str) -> tuple[str, ...]:
 
 def same(entry: Entry, present: Entry) -> bool:
     """Return whether a definition equals the one that the catalog has under its name."""
+    if TABLE == entry.kind == present.kind:
+        if not same_rules(entry, present):
+            return False
+        entry, present = without_rules(entry), without_rules(present)
     if entry.format.lower() == present.format.lower():
         entry = replace(entry, format=present.format)
     own = replace(entry, id=present.id, name=present.name, since=present.since)
@@ -236,8 +273,11 @@ def same(entry: Entry, present: Entry) -> bool:
 
 def name_taken(entry: Entry) -> CatalogError:
     """Return the error for a name that has another definition."""
+    hint = "take another name, or drop it first"
+    if entry.kind == TABLE:
+        hint += "; ALTER TABLE changes its columns, and their NOT NULL, DEFAULT and lengths"
     return CatalogError(
         f"{entry.kind} {entry.name} exists with another definition",
         condition="NAME_TAKEN",
-        hint="take another name, or drop it first",
+        hint=hint,
     )

@@ -117,11 +117,11 @@ class Engine(ChangeFlows, Monitored, Served):
         """Create a table, or return the existing one if its definition is the same.
 
         Args:
-            schema: DDL such as `"id BIGINT, v INT"`, or a StructType.
+            schema: DDL such as `"id BIGINT, v INT NOT NULL DEFAULT 0"`, or a StructType.
             primary_key: columns; a later row of a key replaces the earlier. Without: a multiset.
 
         Raises:
-            CatalogError: the name has another definition.
+            CatalogError: the name has another definition. DataError: BAD_SCHEMA, BAD_DEFAULT: wrong columns.
         """
         entry = self._workspace.define(drafts.table(name, schema, primary_key))
         return Table(entry.name, self._reading, self.writing)

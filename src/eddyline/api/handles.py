@@ -13,6 +13,7 @@ from eddyline.api.sinks import Function, Sinks
 from eddyline.api.streams import Streams
 from eddyline.api.writing import Writing
 from eddyline.arguments import checked
+from eddyline.catalog.column_rules import declared_columns
 from eddyline.catalog.entries import STREAM, TABLE, VIEW
 from eddyline.changes import APPEND, DELETE
 from eddyline.errors import DataError
@@ -53,11 +54,12 @@ class Table:
         doesn't hold them, and epochs go on meanwhile.
 
         Args:
-            rows: dicts (missing columns are null), tuples in the order of the columns, a pandas or Spark
-                DataFrame, or a pyarrow Table (matched by name).
+            rows: dicts, tuples in the order of the columns, a pandas or Spark DataFrame, or a pyarrow Table
+                (matched by name). Missing columns get their DEFAULT, or null.
 
         Raises:
-            DataError: rows don't fit the columns, or a key is null (NULL_KEY); nothing was written.
+            DataError: rows don't fit the columns, a key is null (NULL_KEY), as is a column that is NOT NULL
+                (NULL_VALUE), or a text has too many characters (TOO_LONG); nothing was written.
             QueryError: Spark fails on a Spark DataFrame; nothing was written.
             CatalogError: NOT_FOUND: the table was dropped.
             EngineError: STORAGE_IN_USE: another engine writes to the storage, or this one is stopped or only
@@ -98,7 +100,8 @@ class Table:
         """Insert rows, or replace those of the same primary key.
 
         Args:
-            rows: as for `insert`. A row replaces the whole row: columns that it doesn't give become null.
+            rows: as for `insert`. A row replaces the whole row: columns that it doesn't give get their DEFAULT, or
+                null.
 
         Raises:
             DataError: NO_PRIMARY_KEY: the table has none; or as for `insert`.
@@ -138,8 +141,8 @@ class Table:
 
     @property
     def schema(self) -> StructType:
-        """The columns."""
-        return self._reading.entry(self.name, TABLE).columns
+        """The columns; those with NOT NULL aren't nullable."""
+        return declared_columns(self._reading.entry(self.name, TABLE))
 
 
 @checked

@@ -20,6 +20,7 @@ from eddyline.answers.results import Results
 from eddyline.answers.run_health import StoredHealth
 from eddyline.answers.status import bucket_count
 from eddyline.api import drafts
+from eddyline.api.column_defaults import checked_defaults, warn_without_rules
 from eddyline.api.formats import FORMATS
 from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import KEPT_OUT, MAX_AHEAD, TABLE, VIEW, Entry
@@ -301,6 +302,7 @@ class Workspace:
 
         Raises:
             CatalogError: the name has another definition.
+            DataError: BAD_DEFAULT: a column of a table can't have its DEFAULT.
         """
         with self.lock:
             present = self.catalog.find(entry.name)
@@ -309,8 +311,10 @@ class Workspace:
                     entry = with_default_limit(entry)
                 if not drafts.same(entry, present):
                     raise drafts.name_taken(present)
+                warn_without_rules(entry, present)
                 return present
             self.check_writable()
+            entry = checked_defaults(entry, self.session)
             catalog = self.catalog.add(with_default_limit(entry))
             made, role = catalog.get(entry.name), self.sources.letters_role(entry)
             letters = drafts.stream_letters(made, role) if role else None

@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from eddyline.answers.state_sizes import state_size
+from eddyline.api.column_defaults import rules_for
 from eddyline.api.dml import Dml
 from eddyline.api.workspace import Workspace
 from eddyline.arguments import check_choice
@@ -42,7 +43,8 @@ class Writing:
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
         # a dropped table takes its log, and so its group, with it
-        self._groups: WeakKeyDictionary[RedoLog, GroupCommit[pa.Table]] = WeakKeyDictionary()
+        self._groups: WeakKeyDictionary[RedoLog, tuple[Entry, GroupCommit[pa.Table]]]
+        self._groups = WeakKeyDictionary()
 
     def write(self, table: str, operations: Sequence[tuple[str, Rows]]) -> None:
         """Write operations (`append` or `delete`, rows), all or none; epochs go on meanwhile.
@@ -111,8 +113,11 @@ class Writing:
     def _group(self, entry: Entry) -> GroupCommit[pa.Table]:
         """Return what writes the rows of several threads to a table together."""
         log = self._workspace.sources.log(entry)
-        new = GroupCommit[pa.Table](log.writing, partial(self._append, entry))
-        return self._groups.setdefault(log, new)
+        known = self._groups.get(log)
+        if known is None or known[0] != entry:  # its rules have been altered
+            group = GroupCommit[pa.Table](log.writing, partial(self._append, entry))
+            known = self._groups[log] = entry, group
+        return known[1]
 
     @contextmanager
     def _alone(self, table: str) -> Iterator[tuple[Entry, Callable[[pa.Table], None]]]:
@@ -144,8 +149,9 @@ class Writing:
         workspace, attempt = self._workspace, uuid.uuid4().hex
         schema = arrow_schema(entry.columns, workspace.zone)
         own = TableRows(
-            workspace.files, entry.id, entry.name, schema, workspace.zone, entry.key, attempt, query
-        )
+            workspace.files, entry.id, entry.name, schema, workspace.zone, entry.key, attempt, query,
+            rules=rules_for(entry, parts, workspace.session),
+        )  # fmt: skip
         tasks = [(replace(own, operations=operations), rows) for operations, rows in parts]
         frames = [rows for _, rows in parts if isinstance(rows, DataFrame)]
         if all(is_small(frame, read) for frame in frames):
@@ -195,7 +201,8 @@ class Writing:
 
     def _check_same(self, entry: Entry) -> None:
         """Raise an error if a table has been altered or dropped."""
-        if self._workspace.catalog.get(entry.name, TABLE).id != entry.id:
+        present = self._workspace.catalog.get(entry.name, TABLE)
+        if (present.id, present.options) != (entry.id, entry.options):
             raise being_altered()
 
     def dead_letters(self, name: str, where: str | None = None) -> DataFrame:

@@ -215,17 +215,30 @@ GROUPED_ITERATOR = Refusal(
 )
 
 
-def refused_part(catalyst: Catalyst, analyzed: Plan) -> tuple[Refusal, str] | None:
-    """Return why a resolved query can't be live, with the part refused; None if nothing is found."""
+def refused_part(
+    catalyst: Catalyst, analyzed: Plan, *, clock: bool = False
+) -> tuple[Refusal, str] | None:
+    """Return why a resolved query can't be live, with the part refused; None if nothing is found.
+
+    Args:
+        clock: whether it may read the time.
+    """
     for node in all_nodes(analyzed):
         if kind(node) in NODES:
             return NODES[kind(node)], node_text(node)
         for root in expressions_of(node):
             for expression in all_expressions(root):
+                if clock and is_clock(expression):
+                    continue
                 refusal = _expression_refusal(catalyst, expression)
                 if refusal is not None:
                     return refusal, text(root)
     return None
+
+
+def is_clock(expression: Expression) -> bool:
+    """Return whether an expression is the time of the query, such as `now()` or `current_date()`."""
+    return EXPRESSIONS.get(kind(expression)) is _CLOCK
 
 
 def _expression_refusal(catalyst: Catalyst, expression: Expression) -> Refusal | None:

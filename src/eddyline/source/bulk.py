@@ -10,8 +10,10 @@ from typing import cast
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from eddyline.changes import APPEND
 from eddyline.errors import DataError, StorageError
 from eddyline.source.inbox import concatenated, write_file
+from eddyline.source.row_rules import RowRules
 from eddyline.source.user_rows import Rows, as_arrow, collected
 from eddyline.spark.failures import query_errors
 from eddyline.spark.schema import arrow_schema, loosened
@@ -38,10 +40,11 @@ class TableRows:
     Attributes:
         table, name: id and name of the table.
         schema: its columns.
-        required: columns that must not be null.
+        required: columns of its key, which must not be null.
         attempt: begins the names of files; has no hyphen.
         query: the statement that they come from, for errors.
         operations: `append` or `delete`, for each set of columns.
+        rules: the rules of its columns, for rows to append; None for none.
     """
 
     files: Files
@@ -53,6 +56,7 @@ class TableRows:
     attempt: str
     query: str = ""
     operations: tuple[str, ...] = ()
+    rules: RowRules | None = None
 
     def converted(self, rows: Rows) -> Iterator[tuple[int, str, pa.Table]]:
         """Yield for each operation its place, and its rows with the columns of the table.
@@ -72,7 +76,12 @@ class TableRows:
                 if chosen := columns[len(self.operations) * width :]:
                     own = own.filter(self._checked(chosen[place]))
             fitting = as_arrow(
-                own, self.schema, relation=self.name, zone=self.zone, required=self.required
+                own,
+                self.schema,
+                relation=self.name,
+                zone=self.zone,
+                required=self.required,
+                rules=self.rules if operation == APPEND else None,
             )
             yield place, operation, fitting
 

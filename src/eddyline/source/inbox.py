@@ -12,7 +12,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -109,11 +109,15 @@ def commit_batch(
     writer: str,
     version: int | None,
     written: Sequence[tuple[str, int, int]],
+    is_unaltered: Callable[[], bool] = lambda: True,
 ) -> None:
     """Commit a batch: it is durable when this returns, and the engine inserts it exactly once.
 
+    Args:
+        is_unaltered: returns whether the table's columns and their rules are those that the rows meet.
+
     Raises:
-        EngineError: BEING_ALTERED: the table is being altered.
+        EngineError: BEING_ALTERED: the table is being altered, or was since the rows were checked.
         StorageError: a file is gone, or the batch can't be written.
     """
     if not written:
@@ -129,13 +133,16 @@ def commit_batch(
                 hint="write again: nothing was inserted. Did the write take more than a day, or was "
                 "the table dropped or altered meanwhile?",
             ) from error
+    if not is_unaltered():
+        raise being_altered()
+    folder = f"{FOLDER}/{table}"
     name = _document(table, written)
     files.write_json(
         name, [writer, version, time.time_ns() // 1000, [list(one) for one in written]]
     )
-    folder = f"{FOLDER}/{table}"
     # a batch from before the closing is inserted; a later one may not be
-    lost = files.exists(f"{folder}/{CLOSED}") and _withdraw_document(files, name)
+    late = files.exists(f"{folder}/{CLOSED}") or not is_unaltered()
+    lost = late and _withdraw_document(files, name)
     if lost or not files.exists(folder):
         raise being_altered()
 

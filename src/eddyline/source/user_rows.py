@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from eddyline.errors import DataError
+from eddyline.source.row_rules import RowRules, filled
 from eddyline.spark.failures import query_errors
 from eddyline.spark.schema import loosened
 
@@ -21,20 +22,28 @@ Rows: TypeAlias = Iterable[Mapping[str, Any] | Sequence[Any]] | pa.Table | pd.Da
 
 
 def as_arrow(
-    rows: Rows, schema: pa.Schema, *, relation: str, zone: str, required: Sequence[str] = ()
+    rows: Rows,
+    schema: pa.Schema,
+    *,
+    relation: str,
+    zone: str,
+    required: Sequence[str] = (),
+    rules: RowRules | None = None,
 ) -> pa.Table:
     """Convert rows to an Arrow table.
 
     Args:
-        rows: all dicts (missing columns are null) or all tuples in the order of the columns, an Arrow table,
-            a pandas or Spark DataFrame (matched by name).
+        rows: all dicts or all tuples in the order of the columns, an Arrow table, a pandas or Spark DataFrame
+            (matched by name). Missing columns have their default, or are null.
         schema: columns and types of the result.
         relation: name of the table, for errors.
         zone: time zone of datetimes without one.
-        required: columns that must not be null.
+        required: columns of the key, which must not be null.
+        rules: the rules of the table's columns for rows that are appended; None for none.
 
     Raises:
-        DataError: a column is unknown or missing, a value doesn't fit its type, or a row isn't one (WRONG_ROW).
+        DataError: a column is unknown or missing, a value doesn't fit its type, a row isn't one (WRONG_ROW), or
+            breaks a rule (NULL_VALUE, TOO_LONG).
         QueryError: Spark fails on the query of a Spark DataFrame.
     """
     if isinstance(rows, DataFrame):
@@ -42,9 +51,9 @@ def as_arrow(
     if isinstance(rows, pd.DataFrame):
         rows = pa.Table.from_pandas(rows, preserve_index=False)
     if isinstance(rows, pa.Table):
-        table = _from_table(rows, schema, relation)
+        table = _from_table(rows, schema, relation, rules)
     else:
-        table = _from_python(rows, schema, relation, zone)
+        table = _from_python(rows, schema, relation, zone, rules)
     for name in required:
         if table[name].null_count:
             raise DataError(
@@ -53,6 +62,8 @@ def as_arrow(
                 table=relation,
                 hint="give every row its key",
             )
+    if rules is not None:
+        rules.check(table, relation)
     return table.combine_chunks()
 
 
@@ -67,7 +78,9 @@ def collected(frame: DataFrame, relation: str, query: str = "") -> pa.Table:
         return loosened(frame).toArrow()
 
 
-def _from_table(rows: pa.Table, schema: pa.Schema, relation: str) -> pa.Table:
+def _from_table(
+    rows: pa.Table, schema: pa.Schema, relation: str, rules: RowRules | None
+) -> pa.Table:
     _check_names(rows.column_names, schema.names, relation)
     repeated = [name for name, count in Counter(rows.column_names).items() if count > 1]
     if repeated:
@@ -77,10 +90,17 @@ def _from_table(rows: pa.Table, schema: pa.Schema, relation: str) -> pa.Table:
             table=relation,
             hint="give each column once",
         )
+    if rules is not None and rows.column_names:
+        rules.check_given(rows.column_names, relation)
     columns = []
     for field in schema:
         if field.name not in rows.column_names:
-            columns.append(pa.nulls(rows.num_rows, field.type))
+            value = None if rules is None else rules.default(field.name, field.type)
+            columns.append(
+                pa.nulls(rows.num_rows, field.type)
+                if value is None
+                else filled(value, rows.num_rows)
+            )
             continue
         column = rows[field.name]
         _check_fields(column.type, field.type, field.name, relation)
@@ -105,13 +125,16 @@ def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
         return pa.chunked_array([whole.take(pa.array(places, mask=column.is_null().to_numpy()))])
 
 
-def _from_python(rows: Any, schema: pa.Schema, relation: str, zone: str) -> pa.Table:
+def _from_python(
+    rows: Any, schema: pa.Schema, relation: str, zone: str, rules: RowRules | None
+) -> pa.Table:
     if isinstance(rows, str | bytes | Mapping):
         raise _no_row(rows, relation)
     rows = list(rows)
     if _are_mappings(rows, relation):
         _check_names({name for row in rows for name in row}, schema.names, relation)
-        values = [[row.get(name) for row in rows] for name in schema.names]
+        known = {} if rules is None else rules.default_values(schema)
+        values = [[row.get(name, known.get(name)) for row in rows] for name in schema.names]
     else:
         _check_widths(rows, len(schema), relation)
         values = list(map(list, zip(*rows, strict=True))) if rows else [[] for _ in schema]

@@ -171,7 +171,8 @@ class Drop(Statement):
 class AlterColumn(Statement):
     """`ALTER TABLE name ADD COLUMN c type`, `DROP COLUMN c`, `RENAME COLUMN c TO d`, `ALTER COLUMN c TYPE type`.
 
-    `action` is `add`, `drop`, `rename` or `type`; `to` the type or the new name.
+    `action` is `add`, `drop`, `rename` or `type`; `to` the type, with its rules, or the new name. Of `ALTER COLUMN c SET
+    DEFAULT e` and the like `action` is `set default`, `drop default`, `set not null` or `drop not null`; `to` the expression.
     """
 
     kind: str

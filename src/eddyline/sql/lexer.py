@@ -64,7 +64,12 @@ class TokenCursor:
     @property
     def at_string(self) -> bool:
         """Whether the next token is a string literal."""
-        return not self.done and self.tokens[self.at].token_type in _STRINGS
+        return self.string_follows(0)
+
+    def string_follows(self, ahead: int) -> bool:
+        """Return whether the token `ahead` of the next one is a string literal."""
+        at = self.at + ahead
+        return at < len(self.tokens) and self.tokens[at].token_type in _STRINGS
 
     @property
     def at_name(self) -> bool:
@@ -143,6 +148,10 @@ class TokenCursor:
             self.fail(f"a value is expected {self.place()}", "write it as a string: key 'value'")
         self.at += 1
         return value
+
+    def after(self, start: int) -> TokenCursor:
+        """Return a cursor over the tokens from `start` to the end."""
+        return TokenCursor(self.text, self.tokens[start:], self.whole)
 
     def string(self) -> str:
         """Consume a string literal, and return its value; adjacent literals are one, as in Spark."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from eddyline.sql.dml import DELETE, INSERT, OF_SOURCE, OF_TABLE, PAIRS
@@ -23,12 +23,14 @@ class MergeQuery:
     Attributes:
         columns: names of the columns of the table.
         types: their types, as SQL.
+        defaults: the expressions of the columns that have one, for rows that are inserted without them.
         given: names of the columns of the source, which `source_query` has.
     """
 
     merge: Merge
     columns: Sequence[str]
     types: Sequence[str]
+    defaults: Mapping[str, str]
     given: Sequence[str]
 
     def text(self) -> str:
@@ -104,7 +106,9 @@ class MergeQuery:
         clauses = self._clauses(of)
         found = []
         for place, (column, kind) in enumerate(zip(self.columns, self.types, strict=True)):
-            same = "NULL" if of == OF_SOURCE else f"{self._table}.{quoted(column)}"
+            same = f"{self._table}.{quoted(column)}"
+            if of == OF_SOURCE:
+                same = self.defaults.get(column, "NULL")
             cases = [
                 f"WHEN {number} THEN CAST(({self._value(clause, column, same)}\n) AS {kind})"
                 for number, clause in clauses

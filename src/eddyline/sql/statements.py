@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from eddyline.sql.cdc import parse_flow
 from eddyline.sql.clauses import refuse_clauses
+from eddyline.sql.columns import OF_STREAMS, parse_column, refuse_table_constraint
 from eddyline.sql.constraints import (
     checked_names,
     is_expectation,
@@ -48,8 +49,8 @@ KINDS = {"TABLE": "table", "STREAM": "stream", "VIEW": "view", "SINK": "sink"}
 
 WAYS_OUT = {
     "ALTER": "a table or stream has ADD COLUMN c type, DROP COLUMN c, RENAME COLUMN c TO d, ALTER COLUMN c TYPE "
-    "type; a stream also DROP CONSTRAINT c, RESET WATERMARK, RETAIN; a view CREATE OR REPLACE VIEW; else DROP it and "
-    "CREATE it anew",
+    "type; a table also ALTER COLUMN c SET NOT NULL, DROP NOT NULL, SET DEFAULT e, DROP DEFAULT; a stream also DROP "
+    "CONSTRAINT c, RESET WATERMARK, RETAIN; a view CREATE OR REPLACE VIEW; else DROP it and CREATE it anew",
     "BEGIN": "write the statements one after another, without BEGIN and END",
     "CACHE": "leave it out: the result of a view is stored already",
     "FUNCTION": "CREATE TEMPORARY FUNCTION name(a INT) RETURNS INT RETURN expression, in each script that uses it",
@@ -162,7 +163,7 @@ def _create_view(cursor: TokenCursor, name: str, replace: bool, if_not_exists: b
 
 def _create_stream(cursor: TokenCursor, name: str, if_not_exists: bool) -> CreateStream:
     has_columns = cursor.word() == "("
-    parts = _columns(cursor) if has_columns else (None, (), None, ())
+    parts = _columns(cursor, stream=True) if has_columns else (None, (), None, ())
     schema_ddl, primary_key, watermark, expected = parts
     cursor.expect("USING")
     source = cursor.dotted()
@@ -204,7 +205,7 @@ def _options_after(cursor: TokenCursor) -> tuple[tuple[str, str], ...]:
 
 
 def _columns(
-    cursor: TokenCursor,
+    cursor: TokenCursor, *, stream: bool = False
 ) -> tuple[str | None, tuple[str, ...], tuple[str, str] | None, tuple[Expectation, ...]]:
     """Parse `(column type, ..., PRIMARY KEY (...), WATERMARK FOR ..., CONSTRAINT ...)` into these four."""
     cursor.expect("(")
@@ -223,7 +224,9 @@ def _columns(
         if item.accept("WATERMARK", "FOR"):
             watermarks.append(_watermark(item))
             continue
+        refuse_table_constraint(item, stream=stream)
         column = item.name("a column name")
+        parse_column(item, stream=stream)
         for at in range(1, len(item.tokens)):
             item.at = at
             if item.accept("PRIMARY", "KEY"):
@@ -341,15 +344,32 @@ def _alter_column(cursor: TokenCursor) -> AlterColumn:
     if action == "rename":
         cursor.expect("TO")
         to = cursor.name("the new name")
+    elif action == "type" and cursor.word() in ("SET", "DROP"):
+        action, to = _rule_change(cursor, kind)
     elif action != "drop":
         if action == "type":
             cursor.expect("TYPE")
+        # the word before the type stands for the column
+        parse_column(cursor.after(cursor.at - 1), stream=kind == "stream")
         to = cursor.rest("the type")
     return AlterColumn(kind, name, action, column, to, line=cursor.line)
 
 
 def _describe(cursor: TokenCursor) -> Describe | DescribeQuery:
     return parse_describe(cursor, _query)
+
+
+def _rule_change(cursor: TokenCursor, kind: str) -> tuple[str, str]:
+    """Parse `SET NOT NULL`, `DROP NOT NULL`, `SET DEFAULT e` or `DROP DEFAULT` to the action and the expression."""
+    verb = cursor.one_of("SET", "DROP")
+    rule = cursor.one_of("NOT", "DEFAULT")
+    if rule == "NOT":
+        cursor.expect("NULL")
+        rule = "NOT NULL"
+    if kind == "stream":
+        cursor.refuse(f"{verb} {rule} of a stream's column", OF_STREAMS)
+    value = cursor.rest("the expression") if (verb, rule) == ("SET", "DEFAULT") else ""
+    return f"{verb} {rule}".lower(), value
 
 
 def _explain(cursor: TokenCursor) -> Explain:
