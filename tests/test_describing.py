@@ -303,6 +303,18 @@ SHOWN = {
     "hook": ("https://h:80/x?a=1&access_token=t0&b=2", "https://h:80/x?a=1&access_token=***&b=2"),
     "dsn": ("host=db password='p w' dbname=x", "host=db password=*** dbname=x"),
     "headers": ("Authorization: abc", "Authorization: ***"),
+    "header": ("Authorization: Bearer a.b-c", "Authorization: Bearer ***"),
+    "endpoint": ("postgresql://u:p/@w@h/db", "postgresql://u:***@h/db"),
+    "container": (
+        "abfss://logs@shop.dfs.core.windows.net/a",
+        "abfss://logs@shop.dfs.core.windows.net/a",
+    ),
+    "page": ("http://h:80/a@b", "http://h:80/a@b"),
+    "jaas": (r'a password="p\"w" b="c"', 'a password=*** b="c"'),
+    "quoted": ("password = 'it''s' b", "password = *** b"),
+    "query": ("https://h/x?sig=a%2C,b&n=1", "https://h/x?sig=***&n=1"),
+    "keystore.key": ("PEM", "***"),
+    "author": ("ann", "ann"),
     "path": ("/data/a@b:c", "/data/a@b:c"),
     "subscribe": ("clicks", "clicks"),
 }

@@ -152,10 +152,11 @@ def test_what_was_returned_is_taken_back_though_the_function_has_changed(
         (pd.DataFrame({"x": [1]}), "n bigint", r"\['x'\], not \['n'\]"),
         (pd.DataFrame([[1, 2]]), "n bigint", r"\[0, 1\], not \['n'\]"),
         (pd.DataFrame({"n": ["no number"]}), "n bigint", "no number"),
+        (None, "n bigint", "returned NoneType, not a DataFrame"),
     ],
 )
 def test_a_wrong_result_sets_the_view_aside(
-    engine: el.Engine, returned: pd.DataFrame, schema: str, message: str
+    engine: el.Engine, returned: pd.DataFrame | None, schema: str, message: str
 ) -> None:
     engine.execute("INSERT INTO t (id, g) VALUES (1, 'a')")
     engine.advance()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 import eddyline as el
+from eddyline.api import writing
 from eddyline.errors import DataError, EddylineError, QueryError
 from eddyline.source import bulk
 
@@ -37,6 +38,7 @@ def written_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     if request.param == "tasks":
         monkeypatch.setattr(bulk, "SMALL_ROWS", -1)
         monkeypatch.setattr(bulk, "SMALL_BYTES", -1)
+        monkeypatch.setattr(writing, "SMALL_ROWS", -1)
 
 
 def fill(engine: el.Engine, **tables: Rows) -> None:
@@ -232,6 +234,20 @@ def test_a_value_that_fails_only_matters_where_its_clause_applies(engine: el.Eng
         engine.execute(
             "MERGE INTO t USING given s ON t.id = s.id WHEN MATCHED THEN UPDATE SET v = 8 / s.v"
         )
+
+
+def test_odd_columns_and_values(engine: el.Engine, written_in: None) -> None:
+    engine.execute(
+        "DROP TABLE IF EXISTS odd; CREATE TABLE odd (id INT PRIMARY KEY, `end` INT, va VARIANT, s STRUCT<`x y`: INT>);"
+        "INSERT INTO odd VALUES (1, 1, NULL, NULL), (2, 2, parse_json('2'), named_struct('x y', 2));"
+        "MERGE INTO odd o USING (SELECT id, id AS n, id AS n FROM odd UNION ALL SELECT 3, 3, 3) s ON o.id = s.id"
+        " WHEN MATCHED AND CASE WHEN o.end > 1 THEN true END THEN UPDATE SET o.`end` = 7"
+        " WHEN NOT MATCHED THEN INSERT (id, `end`) VALUES (id, length(uuid()))"
+    )
+    engine.advance()
+    found = engine.sql("SELECT id, `end`, CAST(va AS STRING), s.`x y` FROM odd ORDER BY id")
+    rows = [tuple(row) for row in found.collect()]
+    assert rows == [(1, 1, None, None), (2, 7, "2", 2), (3, 36, None, None)]
 
 
 def test_rules_of_columns_hold_for_merges(engine: el.Engine, written_in: None) -> None:

@@ -199,6 +199,11 @@ def test_functions_of_sql_are_of_the_session(tmp_path: Path, spark: SparkSession
         engine.table("t", "a DOUBLE, b DOUBLE").insert([(1.5, 2.0)])
         engine.advance()
         assert engine.snapshot("total").collect() == [(20.5,)]
+        engine.view("plain", "SELECT count(*) AS n FROM t")
         engine.execute("DROP TEMPORARY FUNCTION area")
+        report = engine.verify()  # the other view is compared
+        assert not report
+        assert set(report.views) == {"plain"}
+        assert "area" in report.failing["total"]
         with pytest.raises(QueryError, match="CREATE TEMPORARY FUNCTION"):
             engine.view("w", "SELECT area(a, b) AS s FROM t")

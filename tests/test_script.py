@@ -223,6 +223,36 @@ READ: list[tuple[str, Statement]] = [
         ),
     ),
     (
+        "MERGE INTO t USING s ON s.when = 1 AND CASE WHEN s.end > s.case THEN true END WHEN MATCHED AND map < 5"
+        " THEN UPDATE SET case = s.case, a = CASE WHEN s.then < 1 THEN x::MAP<INT, ARRAY<INT>>[1] END WHEN NOT MATCHED"
+        " THEN INSERT *",
+        Merge(
+            "t",
+            None,
+            "s",
+            "s",
+            "s.when = 1 AND CASE WHEN s.end > s.case THEN true END",
+            (
+                When(
+                    "MATCHED",
+                    "update",
+                    (
+                        ("case", "s.case"),
+                        ("a", "CASE WHEN s.then < 1 THEN x::MAP<INT, ARRAY<INT>>[1] END"),
+                    ),
+                    "map < 5",
+                ),
+                When("NOT MATCHED", "insert", None),
+            ),
+        ),
+    ),
+    (
+        "UPDATE t SET a = map < 5, b = x::MAP<INT, INT>, c = array < 3 WHERE struct < 2",
+        Update(
+            "t", (("a", "map < 5"), ("b", "x::MAP<INT, INT>"), ("c", "array < 3")), "struct < 2"
+        ),
+    ),
+    (
         "MERGE INTO t USING (SELECT 1) ON true WHEN NOT MATCHED THEN INSERT *",
         Merge("t", None, "(SELECT 1)", "", "true", (When("NOT MATCHED", "insert", None),)),
     ),
@@ -291,6 +321,7 @@ REFUSED = {
     "CREATE OR REPLACE TABLE t (a INT)": "DROP TABLE",
     "CREATE FUNCTION f(a INT) RETURNS INT RETURN a": "CREATE TEMPORARY FUNCTION",
     "CREATE TEMPORARY FUNCTION f AS 'x' USING JAR 'y'": "registerJavaFunction",
+    "CREATE TEMPORARY FUNCTION return AS 'x' USING JAR 'y'": "registerJavaFunction",
     "CREATE LIVE TABLE t (a INT)": "CREATE TABLE",
     "CREATE": "CREATE",
     "CREATE VIEW v (a COMMENT 'x') AS SELECT 1": "a comment of SQL",

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructField, StructType
 import eddyline as el
 from eddyline.answers.difference import Difference, difference
 from eddyline.source.user_rows import Rows, as_arrow
-from eddyline.spark.schema import arrow_schema, loosened
+from eddyline.spark.schema import arrow_schema, to_arrow
 from eddyline.testing import FaultyFiles
 
 Expected: TypeAlias = Sequence[Sequence[Any]] | Sequence[dict[str, Any]] | pa.Table | DataFrame
@@ -103,7 +103,7 @@ class Live:
             entry = self.engine.catalog.get(view)
             schema = arrow_schema(entry.columns, self._zone)
             wanted = as_arrow(expected, schema, relation=view, zone=self._zone)
-            found = difference(loosened(self.engine.snapshot(view)).toArrow(), wanted)
+            found = difference(to_arrow(self.engine.snapshot(view)), wanted)
             if not found.equal:
                 raise AssertionError(_message(view, found, "expected"))
         if self.engine.catalog.get(view).kind != "view":

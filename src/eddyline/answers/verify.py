@@ -29,7 +29,8 @@ from eddyline.plan.eventtime import Bound
 from eddyline.plan.limits import limits_over_sorts
 from eddyline.relay.account import Account
 from eddyline.runtime.empty_frames import Frames
-from eddyline.spark.failures import FAILURES
+from eddyline.spark.failures import FAILURES, query_error
+from eddyline.spark.jvm import check_jvm
 from eddyline.spark.session import cloned
 from eddyline.sql.names import quoted
 from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
@@ -283,7 +284,11 @@ def _load_offline(
         elif entry.of_frame and not frames.knows(entry):
             content = results.stored(entry, manifest, session)
         else:
-            content = _offline(entry, catalog, relations, session, aside, frames, logged)
+            try:
+                content = _offline(entry, catalog, relations, session, aside, frames, logged)
+            except QueryError as error:  # such as a function that the session has no more
+                unread[entry.name] = error
+                continue
             if content is None:
                 continue
             content = _determined(content, manifest.moment, session)
@@ -320,6 +325,9 @@ def _offline(
 
     Args:
         logged: by name, the rows of streams with those that expectations keep out, for companions.
+
+    Raises:
+        QueryError: Spark can't read another one.
     """
     plain = {}
     for known in map(catalog.get, entry.upstream):
@@ -342,10 +350,13 @@ def _offline(
         if entry.of_frame:
             return frames.offline(entry, catalog, relations, session)
         return session.sql(entry.query)
-    except (*FAILURES, QueryError):
-        if entry.id not in aside:
+    except (*FAILURES, QueryError) as error:
+        if entry.id in aside:
+            return None
+        if isinstance(error, QueryError):
             raise
-        return None
+        check_jvm(error)
+        raise query_error(entry.query, error, view=entry.name) from error
     finally:
         for relation, content in plain.items():
             content.createOrReplaceTempView(quoted(relation))

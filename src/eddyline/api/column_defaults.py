@@ -30,7 +30,7 @@ from eddyline.plan.refusals import is_clock, refused_part
 from eddyline.source.row_rules import RowRules, lengths_of
 from eddyline.source.user_rows import Rows
 from eddyline.spark.failures import query_errors
-from eddyline.spark.schema import loosened
+from eddyline.spark.schema import to_arrow
 
 _IS_USERS = USER_FUNCTIONS.__contains__
 _LOG = logging.getLogger("eddyline.engine")
@@ -57,7 +57,7 @@ def checked_defaults(table: Entry, session: Callable[[], SparkSession]) -> Entry
         asked, reads_clock = _checked(table.name, field, rule.default, spark)
         try:
             with query_errors(rule.default):
-                found: pa.Table = loosened(asked).toArrow()
+                found: pa.Table = to_arrow(asked)
         except QueryError as error:
             raise _wrong(table.name, field, rule.default, error.message) from error
         value = found["value"]
@@ -103,7 +103,7 @@ def evaluated(table: Entry, names: Collection[str], session: SparkSession) -> pa
     texts = [f"({rules[field.name].default}\n) AS c{at}" for at, field in enumerate(fields)]
     kinds = StructType([StructField(f"c{at}", f.dataType) for at, f in enumerate(fields)])
     with query_errors(", ".join(texts), table=table.name):
-        found = loosened(rows.selectExpr(*texts).to(kinds)).toArrow()
+        found = to_arrow(rows.selectExpr(*texts).to(kinds))
     return found.rename_columns([field.name for field in fields])
 
 

@@ -21,11 +21,18 @@ from eddyline.errors import DataError
 from eddyline.operators.base import numbered
 from eddyline.operators.result import Apply
 from eddyline.plan.lower import operations_schema
-from eddyline.plan.types import contains_type
+from eddyline.plan.types import contains_type, sql_type
 from eddyline.source.segment_readers import read_segment
 from eddyline.source.segments import Segment
 from eddyline.spark.failures import query_errors
-from eddyline.spark.schema import arrow_schema, loose_schema, loosened, plain_schema
+from eddyline.spark.schema import (
+    arrow_schema,
+    from_arrow,
+    loose_schema,
+    loosened,
+    plain_schema,
+    to_arrow,
+)
 from eddyline.spark.session import frame, zone_of
 from eddyline.sql.forms import Merge
 from eddyline.sql.merge_query import MergeQuery, source_query
@@ -105,7 +112,7 @@ class Dml:
         }
         old = ", ".join(quoted(field.name) for field in entry.columns)
         new = ", ".join(
-            f"CAST(({given[field.name]}) AS {field.dataType.simpleString()}) AS {quoted(field.name)}"
+            f"CAST(({given[field.name]}) AS {sql_type(field.dataType)}) AS {quoted(field.name)}"
             if field.name in given
             else quoted(field.name)
             for field in entry.columns
@@ -119,7 +126,7 @@ class Dml:
         """Return the rows that MERGE changes; see `MergeQuery`."""
         for clause in statement.clauses:
             _fields(entry, [name for name, _ in clause.values or ()])
-        kinds = [field.dataType.simpleString() for field in entry.columns]
+        kinds = [sql_type(field.dataType) for field in entry.columns]
         defaults = {name: rule.default for name, rule in rules_of(entry).items() if rule.default}
         given = self._run(source_query(statement)).columns
         query = MergeQuery(statement, entry.columns.names, kinds, defaults, given).text()
@@ -146,7 +153,7 @@ class Dml:
         ]
         operations = _hashless(cast_to(pa.concat_tables(tables), wire))
         touched, others = (content, None) if small else self._divided(entry, content, operations)
-        stored = cast_to(loosened(touched).toArrow(), plain)
+        stored = cast_to(to_arrow(touched), plain)
         ones = pa.array(np.ones(stored.num_rows, np.int64))
         rows = _hashless(stored.append_column(WEIGHT, ones))
         key = tuple(columns.names.index(name) for name in entry.key)
@@ -157,7 +164,7 @@ class Dml:
         kept = repeat(settled, settled[WEIGHT].to_numpy()).select(plain.names)
         # PySpark can't convert a null struct with fields that can't be null
         kinds = loose_schema(columns)
-        found = frame(self.session, cast_to(kept, arrow_schema(kinds, zone)), kinds)
+        found = from_arrow(self.session, cast_to(kept, arrow_schema(kinds, zone)), kinds)
         return found if others is None else loosened(others).union(found)
 
     def _divided(

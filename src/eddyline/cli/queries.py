@@ -179,6 +179,7 @@ def _explain(args: argparse.Namespace) -> int:
         CreateView,
         Drop,
         DropConstraint,
+        SessionFunction,
         parse_script,
         run_statement,
     )
@@ -191,6 +192,7 @@ def _explain(args: argparse.Namespace) -> int:
         DropConstraint,
         CreateView,
         Drop,
+        SessionFunction,
     )
     views: dict[str, None] = {}
     statements = parse_script(read_script(args.script))

@@ -63,7 +63,11 @@ class _OfGroups:
     def call(self, key: tuple[Any, ...], rows: Any) -> Any:
         """Call the user's function, with the key if it takes two arguments, as Spark decides it."""
         two = len(getfullargspec(self.function).args) == 2
-        return self.function(key[:-2], rows) if two else self.function(rows)
+        found = self.function(key[:-2], rows) if two else self.function(rows)
+        if not isinstance(found, type(rows)):
+            wanted = type(rows).__name__
+            raise TypeError(f"the function returned {type(found).__name__}, not a {wanted}")
+        return found
 
     def wrong(self, names: list[Any]) -> ValueError:
         """Return the error for an output with other columns."""

@@ -11,12 +11,14 @@ from eddyline.errors import EngineError
 _REFERENCE = re.compile(r"\$\{(env|file):([^}]+)\}")
 _WORDS = (
     r"password|passwd|passphrase|pwd|secret|token|credential|signature|authorization|user\.info|key\.pem|"
-    r"(?:access|account|api|private)[._-]?key"
+    r"(?:access|account|api|private)[._-]?key|keystore\.key|(?<![a-z])(?:pass|auth|sig|jwt|bearer)(?![a-z])"
 )
 _SECRET_NAME = re.compile(_WORDS, re.IGNORECASE)
-_IN_URL = re.compile(r"(?<=://)([^:@\s/]*:)((?:\$\{[^}]*\}|[^@\s/])+)(?=@)")
+# up to the last @: a password may hold one, and a slash; but 80/ is a port
+_IN_URL = re.compile(r"(?<=://)([^:@\s/?]*:)(?!\d+/)((?:\$\{[^}]*\}|[^\s?])+)(?=@)")
 _ASSIGNED = re.compile(
-    rf"((?:{_WORDS})[\w.-]*[\"']?\s*[=:]\s*)(\$\{{[^}}]*\}}|'[^']*'|\"[^\"]*\"|[^\s&;,'\"]+)",
+    rf"((?:{_WORDS})[\w.-]*[\"']?\s*[=:]\s*(?:(?:Bearer|Basic)\s+)?)"
+    r"(\$\{[^}]*\}|'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.|\"\")*\"|[^\s&;'\"]+)",
     re.IGNORECASE,
 )
 HIDDEN = "***"

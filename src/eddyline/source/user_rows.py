@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 from eddyline.errors import DataError
 from eddyline.source.row_rules import RowRules, filled
 from eddyline.spark.failures import query_errors
-from eddyline.spark.schema import loosened
+from eddyline.spark.schema import to_arrow
 
 Rows: TypeAlias = Iterable[Mapping[str, Any] | Sequence[Any]] | pa.Table | pd.DataFrame | DataFrame
 
@@ -75,7 +75,7 @@ def collected(frame: DataFrame, relation: str, query: str = "") -> pa.Table:
         query: the statement that they come from, for errors.
     """
     with query_errors(query, table=relation):
-        return loosened(frame).toArrow()
+        return to_arrow(frame)
 
 
 def _from_table(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from inspect import signature
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
@@ -25,7 +25,10 @@ from pyspark.sql.types import (
     StructType,
     TimestampNTZType,
     TimestampType,
+    VariantType,
 )
+
+from eddyline.spark.session import frame as local_frame
 
 _TAKES_ZONE = "timezone" in signature(to_arrow_schema).parameters  # since PySpark 4.2
 
@@ -35,6 +38,8 @@ _COMPARED = (
     *(BooleanType, ByteType, ShortType, IntegerType, LongType, DecimalType),
     *(DateType, TimestampType, TimestampNTZType),
 )
+
+_NULL_VARIANT = pa.scalar(b"\0"), pa.scalar(b"\1\0\0")  # value and metadata of the null of JSON
 
 
 def arrow_compares(data_type: DataType) -> bool:
@@ -95,6 +100,60 @@ def loosened(frame: DataFrame) -> DataFrame:
     wanted = loose_schema(frame.schema)
     same = [f.dataType for f in wanted] == [f.dataType for f in frame.schema]
     return frame if same else frame.to(wanted)
+
+
+def to_arrow(frame: DataFrame) -> pa.Table:
+    """Return the rows of a frame. PySpark's `toArrow` fails on a null struct whose fields can't be null, such as a null VARIANT."""
+    frame = loosened(frame)
+    places = _variants(frame.schema)
+    if not places:
+        return frame.toArrow()
+    columns = [f"c{n}" for n in range(len(frame.columns))]
+    shown = list(columns)
+    for n in places:
+        shown[n] = f"coalesce(c{n}, parse_json('null')) AS c{n}"
+    marks = [f"c{n} IS NULL AS m{n}" for n in places]
+    found = frame.toDF(*columns).selectExpr(*shown, *marks).toArrow()
+    rows: pa.Table = found.select(columns)
+    for n in places:
+        kind = found.schema.field(n).type
+        whole, mask = _array(found[f"c{n}"]), _array(found[f"m{n}"])
+        values = pa.StructArray.from_arrays(whole.flatten(), fields=list(kind), mask=mask)
+        rows = rows.set_column(n, found.schema.field(n), values)
+    return rows.rename_columns(frame.columns)
+
+
+def from_arrow(session: SparkSession, rows: pa.Table, schema: StructType) -> DataFrame:
+    """Return a frame of local rows. PySpark's `createDataFrame` fails on a null VARIANT."""
+    places = [n for n in _variants(schema) if rows.column(n).null_count]
+    if not places:
+        return local_frame(session, rows, schema)
+    columns = [f"c{n}" for n in range(len(schema))]
+    given, marked = rows.rename_columns(columns), StructType(schema.fields)
+    shown = list(columns)
+    for n in places:
+        field, whole = given.schema.field(n), _array(given.column(n))
+        parts = [
+            one.fill_null(null) for one, null in zip(whole.flatten(), _NULL_VARIANT, strict=True)
+        ]
+        values = pa.StructArray.from_arrays(parts, fields=list(field.type))
+        given = given.set_column(n, field, values).append_column(f"m{n}", whole.is_null())
+        marked = marked.add(f"m{n}", BooleanType())
+        shown[n] = f"if(m{n}, NULL, c{n}) AS c{n}"
+    names = StructType(
+        [StructField(n, f.dataType) for n, f in zip(given.column_names, marked, strict=True)]
+    )
+    return local_frame(session, given, names).selectExpr(*shown).toDF(*schema.names)
+
+
+def _variants(schema: StructType) -> list[int]:
+    """Return the places of the columns of type VARIANT."""
+    return [n for n, field in enumerate(schema) if isinstance(field.dataType, VariantType)]
+
+
+def _array(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column in one piece."""
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
 def widens(narrow: DataType, wide: DataType) -> bool:

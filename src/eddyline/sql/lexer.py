@@ -27,7 +27,7 @@ class _Tokenizer(Spark.Tokenizer):
     NUMERIC_LITERALS: ClassVar[dict[str, str]] = {}
 
 
-_CLOSING = {"(": ")", "[": "]", "{": "}", "<": ">"}
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
 _STRINGS = frozenset({TokenType.STRING, TokenType.RAW_STRING})
 _NAMES = frozenset({TokenType.VAR, TokenType.IDENTIFIER})
 _WORD = re.compile(r"\w*[^\W\d]\w*")
@@ -173,7 +173,7 @@ class TokenCursor:
         A closing bracket must follow; the end of the statement can stand for any other `stop`.
         """
         start = self.at
-        for word in self._outside(cases=stop == "WHEN"):
+        for word in self._outside(cases=stop in ("WHEN", "WHERE")):
             if word in (",", stop):
                 yield self._item(start)
                 start = self.at + 1
@@ -197,17 +197,25 @@ class TokenCursor:
         return text
 
     def _outside(self, *, cases: bool) -> Iterator[str]:
-        """Yield each word that is in no brackets, then consume it; with `cases`, none between CASE and END either."""
+        """Yield each word that is in no brackets, then consume it.
+
+        Args:
+            cases: the text is that of expressions: no word between CASE and END is yielded, nor the name of a column after a dot.
+        """
         closing = list[str]()
         while not self.done:
-            word = self.word()
-            if closing and word == closing[-1]:
+            word, is_column = self.word(), cases and self.word(-1) == "."
+            if closing and word == closing[-1] and not is_column:
                 closing.pop()
-            elif word in _CLOSING and (word != "<" or self.word(-1) in ("ARRAY", "MAP", "STRUCT")):
+            elif word == "<":
+                typed = not cases or self.word(-2) == "::" or closing[-1:] == [">"]
+                if typed and self.word(-1) in ("ARRAY", "MAP", "STRUCT"):
+                    closing.append(">")
+            elif word in _CLOSING:
                 closing.append(_CLOSING[word])
-            elif cases and word == "CASE" and self.word(-1) != ".":
+            elif cases and word == "CASE" and not is_column and self.word(1) != "=":
                 closing.append("END")
-            elif not closing:
+            elif not (closing or is_column):
                 yield word
             self.at += 1
 

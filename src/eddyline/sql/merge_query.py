@@ -14,11 +14,11 @@ from eddyline.sql.names import quoted
 class MergeQuery:
     """Makes the query of a MERGE.
 
-    Its rows are the changed ones: the columns of the table as they are, and as they are to be, then whether the old
-    row leaves, and whether the new one comes. The former is NULL if several rows of the source change one row of the table.
+    Its rows are the changed ones: the columns of the table as they are, and as they are to be, then two flags: whether the
+    old row leaves, and whether the new one comes. The first flag is NULL if several rows of the source change one row of the table.
 
     The clauses of pairs see the columns of both sides, the others those of one side only, as in Spark: a name that both sides
-    have means that of the side. So their expressions are in lateral subqueries over the columns of that side.
+    have means that of the side. So each kind is a SELECT of its own over the joined rows, in which one side has its names again.
 
     Attributes:
         columns: names of the columns of the table.
@@ -44,7 +44,7 @@ class MergeQuery:
         leaves = self._are(chosen, lambda clause: clause.action != INSERT)
         comes = self._are(chosen, lambda clause: clause.action != DELETE)
         old = ", ".join(_old(place) for place in range(len(self.columns)))
-        rows = f"{self._rows(kinds)} WHERE {chosen} IS NOT NULL"
+        rows = f"({self._with_clauses(kinds)}) WHERE {chosen} IS NOT NULL"
         pairs = self._clauses(PAIRS)
         if not pairs:
             return f"SELECT {old}, {', '.join(after)}, {leaves}, {comes} FROM {rows}"
@@ -53,75 +53,72 @@ class MergeQuery:
         nth = f"row_number() OVER (PARTITION BY {by} ORDER BY {by})"
         numbered = f"(SELECT *, {nth} AS {_NTH} FROM {rows})"
         if [(one.action, one.condition) for _, one in pairs] == [(DELETE, None)]:
-            numbered += (
-                f" WHERE {_NTH} = 1"  # a row is deleted once, whatever number of rows it matches
-            )
+            # a row is deleted once, whatever number of rows it matches
+            numbered += f" WHERE {_NTH} = 1"
         once = f"CASE WHEN {_NTH} = 1 THEN {leaves} END"
         return f"SELECT {old}, {', '.join(after)}, {once}, {comes} FROM {numbered}"
 
-    def _rows(self, kinds: Sequence[str]) -> str:
-        """Return the FROM clause that has for each joined row the clause that applies, and its values."""
-        laterals = [self._of_one_side(of) for of in kinds if of != PAIRS]
-        return ", LATERAL ".join([f"({self._joined(kinds)})", *laterals])
-
-    def _joined(self, kinds: Sequence[str]) -> str:
-        """Return the query of both sides joined, with the clauses of pairs."""
+    def _with_clauses(self, kinds: Sequence[str]) -> str:
+        """Return the query of both sides joined, with the clause that applies to each row, and its values."""
         merge, pairs = self.merge, self._clauses(PAIRS)
         how = "FULL" if {OF_SOURCE, OF_TABLE} <= {*kinds} else ""
         how = how or ("RIGHT" if OF_SOURCE in kinds else "LEFT" if OF_TABLE in kinds else "INNER")
-        shown = [
-            f"{self._table}.{quoted(c)} AS {_old(place)}" for place, c in enumerate(self.columns)
-        ]
-        shown += [
-            f"{self._source}.{quoted(c)} AS {_given(place)}" for place, c in enumerate(self.given)
-        ]
+        old = {_old(place): quoted(name) for place, name in enumerate(self.columns)}
+        names = [name.lower() for name in self.given]
+        given = {
+            _given(place): quoted(name)
+            for place, name in enumerate(self.given)
+            if OF_SOURCE in kinds and names.count(name.lower()) == 1
+        }
+        shown = [f"{self._table}.{name} AS {own}" for own, name in old.items()]
+        shown += [f"{self._source}.{name} AS {own}" for own, name in given.items()]
         if pairs:
             both = f"{_TABLE_ROW} IS NOT NULL AND {_SOURCE_ROW} IS NOT NULL"
             shown += [f"{_first(pairs, both)} AS {_number(PAIRS)}", *self._values(PAIRS)]
         row = "monotonically_increasing_id()"
-        return (
+        rows = (
             f"SELECT {_TABLE_ROW}, {_SOURCE_ROW}, {', '.join(shown)} FROM "
             f"(SELECT *, {row} AS {_TABLE_ROW} FROM {quoted(merge.table)}) AS {self._table} {how} JOIN "
             f"(SELECT *, {row} AS {_SOURCE_ROW} FROM {merge.source_text}) AS {self._source} "
             f"ON ({merge.condition}\n)"
         )
+        kept = [_TABLE_ROW, _SOURCE_ROW, *old, *given, *(self._made(PAIRS) if pairs else ())]
+        for of, own, other, alias in (
+            (OF_SOURCE, given, _TABLE_ROW, self._source),
+            (OF_TABLE, old, _SOURCE_ROW, self._table),
+        ):
+            if of in kinds:
+                named = ", ".join([*kept, *(f"{column} AS {name}" for column, name in own.items())])
+                first = f"{_first(self._clauses(of), f'{other} IS NULL')} AS {_number(of)}"
+                values = ", ".join([first, *self._values(of)])
+                rows = f"SELECT {', '.join(kept)}, {values} FROM (SELECT {named} FROM ({rows})) AS {alias}"
+                kept += self._made(of)
+        return rows
 
-    def _of_one_side(self, of: str) -> str:
-        """Return a subquery with the clauses of rows that have no partner."""
-        name, other, columns, alias = (
-            (_given, _TABLE_ROW, self.given, self._source)
-            if of == OF_SOURCE
-            else (_old, _SOURCE_ROW, self.columns, self._table)
-        )
-        own = ", ".join(f"{name(place)} AS {quoted(c)}" for place, c in enumerate(columns))
-        first = _first(self._clauses(of), f"{other} IS NULL")
-        values = ", ".join(self._values(of))
-        return (
-            f"(SELECT {_number(of)}, {values} FROM (SELECT *, {first} AS {_number(of)} "
-            f"FROM (SELECT {own}) AS {alias}) AS {alias}) AS {_number(of)}"
-        )
+    def _made(self, of: str) -> list[str]:
+        """Return the columns that the clauses of a kind make."""
+        return [_number(of), *(_new(of, place) for place in range(len(self.columns)))]
 
     def _values(self, of: str) -> list[str]:
-        """Return for each column its value after a clause."""
-        clauses = self._clauses(of)
+        """Return for each column its value after the clause of a kind that applies."""
         found = []
         for place, (column, kind) in enumerate(zip(self.columns, self.types, strict=True)):
             same = f"{self._table}.{quoted(column)}"
             if of == OF_SOURCE:
-                same = self.defaults.get(column, "NULL")
-            cases = [
-                f"WHEN {number} THEN CAST(({self._value(clause, column, same)}\n) AS {kind})"
-                for number, clause in clauses
-            ]
+                same = f"CAST({self.defaults.get(column, 'NULL')} AS {kind})"
+            cases = []
+            for number, clause in self._clauses(of):
+                value = self._given_value(clause, column)
+                shown = same if value is None else f"CAST(({value}\n) AS {kind})"
+                cases.append(f"WHEN {number} THEN {shown}")
             found.append(f"CASE {_number(of)} {' '.join(cases)} END AS {_new(of, place)}")
         return found
 
-    def _value(self, clause: When, column: str, same: str) -> str:
-        """Return the expression of a column after a clause."""
+    def _given_value(self, clause: When, column: str) -> str | None:
+        """Return the expression that a clause gives a column; None if it gives none."""
         if clause.values is None:
             return f"{self._source}.{quoted(column)}"
-        given = {name.lower(): text for name, text in clause.values}
-        return given.get(column.lower(), same)
+        return {name.lower(): text for name, text in clause.values}.get(column.lower())
 
     def _clauses(self, of: str) -> list[tuple[int, When]]:
         return [(n, one) for n, one in enumerate(self.merge.clauses) if one.of == of]

@@ -125,7 +125,7 @@ def _create(cursor: TokenCursor) -> Statement:
         return _create_flow(cursor)
     replace = cursor.accept("OR", "REPLACE")
     if cursor.accept("TEMPORARY", "FUNCTION") or cursor.accept("TEMP", "FUNCTION"):
-        return _session_function(cursor, "RETURN")
+        return _session_function(cursor, created=True)
     kind = _kind(cursor, "CREATE")
     if replace and kind != "VIEW":
         cursor.refuse(f"OR REPLACE {kind}", f"DROP {kind} IF EXISTS first: its data goes with it")
@@ -287,21 +287,24 @@ def _insert(cursor: TokenCursor) -> Insert:
     return Insert(table, columns, _query(cursor), by_name, overwrite, line=cursor.line)
 
 
-def _session_function(cursor: TokenCursor, needed: str = "") -> SessionFunction:
-    """Consume a statement about a function of the session, which must have the word `needed`."""
-    while not cursor.done:
-        needed = "" if cursor.word() == needed else needed
-        cursor.at += 1
-    if needed:
-        cursor.refuse(
-            "a function of Java or Scala", "spark.udf.register, or registerJavaFunction, before"
-        )
+def _session_function(cursor: TokenCursor, *, created: bool) -> SessionFunction:
+    """Consume the rest of a statement about a function of the session; one that is created must have a SQL body."""
+    if created:
+        cursor.accept("IF", "NOT", "EXISTS")
+        cursor.name("the name of the function")
+        words = [cursor.word(ahead) for ahead in range(len(cursor.tokens) - cursor.at)]
+        if words[:1] != ["("] or "RETURN" not in words:
+            cursor.refuse(
+                "a function of another language",
+                "spark.udf.register, or registerJavaFunction, of the session",
+            )
+    cursor.at = len(cursor.tokens)
     return SessionFunction(cursor.slice(0, cursor.at), line=cursor.line)
 
 
 def _drop(cursor: TokenCursor) -> Drop | SessionFunction:
     if cursor.accept("TEMPORARY", "FUNCTION") or cursor.accept("TEMP", "FUNCTION"):
-        return _session_function(cursor)
+        return _session_function(cursor, created=False)
     kind = _kind(cursor, "DROP")
     if_exists = cursor.accept("IF", "EXISTS")
     name = cursor.name(f"the name of the {kind.lower()}")

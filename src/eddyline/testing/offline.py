@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from eddyline.answers.difference import Difference, difference
-from eddyline.spark.schema import loosened
+from eddyline.spark.schema import to_arrow
 from eddyline.spark.session import cloned, frame
 
 Row = tuple[Any, ...]
@@ -82,11 +82,11 @@ class Offline:
 
     def result(self, query: str) -> pa.Table:
         """Run a query offline over the most recently loaded rows."""
-        return loosened(self.session.sql(query)).toArrow()
+        return to_arrow(self.session.sql(query))
 
     def compared(self, name: str, live: DataFrame | pa.Table) -> Difference:
         """Compare a live result (left) with the view's offline result (right)."""
-        left = live if isinstance(live, pa.Table) else loosened(live).toArrow()
+        left = live if isinstance(live, pa.Table) else to_arrow(live)
         return difference(left, self.result(self.views[name]))
 
     def _frame(self, table: PlainTable) -> DataFrame:
