@@ -146,7 +146,7 @@ def column_texts(entry: Entry) -> list[str]:
     texts = []
     for field in entry.columns:
         rule = rules.get(field.name, NO_RULE)
-        words = [sql_name(field.name), sql_type(declared_type(entry, field))]
+        words = [sql_name(field.name), sql_type(declared_type(field, rule))]
         words += ["NOT NULL"] if rule.not_null else []
         words += [f"DEFAULT {rule.default}"] if rule.default else []
         texts.append(" ".join(words))

@@ -14,7 +14,7 @@ from eddyline.answers.create_statements import (
     written_query,
 )
 from eddyline.catalog.catalog import Catalog
-from eddyline.catalog.column_rules import declared_type
+from eddyline.catalog.column_rules import NO_RULE, declared_type, rules_of
 from eddyline.catalog.entries import COMPANION, SINK, STREAM, VIEW, Entry
 from eddyline.catalog.expectations import expectations_of
 from eddyline.errors import CatalogError
@@ -102,9 +102,14 @@ def found(catalog: Catalog, name: str, kind: str) -> Entry:
 def _columns(catalog: Catalog, entry: Entry) -> Iterator[tuple[str, str, str | None]]:
     """Yield name, type and comment of each column; a sink has those of its view."""
     shown = catalog.get(entry.upstream[0], VIEW) if entry.kind == SINK else entry
+    rules = rules_of(shown)
     for field in shown.columns:
         comment = (field.metadata or {}).get("comment")
-        yield field.name, declared_type(shown, field).simpleString(), comment
+        yield (
+            field.name,
+            declared_type(field, rules.get(field.name, NO_RULE)).simpleString(),
+            comment,
+        )
 
 
 def _details(catalog: Catalog, entry: Entry) -> Iterator[tuple[str, str]]:

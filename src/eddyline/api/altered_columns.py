@@ -158,13 +158,7 @@ def stored_columns(
         rows = part.read()
         if rows is not None:
             yield [
-                pa.chunked_array(
-                    [
-                        pa.nulls(rows.num_rows, field.type)
-                        if new is None
-                        else filled(new.cast(field.type), rows.num_rows)
-                    ]
-                )
+                pa.chunked_array([filled(new, field.type, rows.num_rows)])
                 if name is None
                 else rows[f"c{known.index(name)}"].cast(field.type)
                 for field, name in zip(kinds, names, strict=True)

@@ -34,7 +34,7 @@ from eddyline.spark.schema import (
     to_arrow,
 )
 from eddyline.spark.session import frame, zone_of
-from eddyline.sql.forms import Merge
+from eddyline.sql.forms import Insert, Merge
 from eddyline.sql.merge_query import MergeQuery, source_query
 from eddyline.sql.names import quoted
 from eddyline.state.kernels import distinct, repeat
@@ -68,12 +68,12 @@ class Dml:
             content = self._with_waiting(entry, content, waiting, small=small)
         content.createOrReplaceTempView(quoted(entry.name))
 
-    def insert(
-        self, entry: Entry, columns: Sequence[str] | None, query: str, *, by_name: bool = False
-    ) -> DataFrame:
-        """Return the rows of INSERT INTO table (columns) query; with `by_name` the columns are those of the query."""
-        result = self._run(query)
-        names = result.columns if by_name else list(columns or entry.columns.names)
+    def insert(self, entry: Entry, statement: Insert) -> DataFrame:
+        """Return the rows of INSERT INTO table (columns) query."""
+        result = self._run(statement.query_text)
+        names = list(statement.columns or entry.columns.names)
+        if statement.by_name:
+            names = result.columns
         if len(result.columns) != len(names):
             raise DataError(
                 f"INSERT gives {len(result.columns)} columns, wanted are {len(names)}",
@@ -122,15 +122,19 @@ class Dml:
         query = f"SELECT {old}, {new} FROM {_named(entry, alias)}{where}"
         return self._run(query).toDF(*numbered("c", 2 * len(entry.columns)))
 
-    def merge(self, entry: Entry, statement: Merge) -> DataFrame:
-        """Return the rows that MERGE changes; see `MergeQuery`."""
+    def merge(self, entry: Entry, statement: Merge, shown: str) -> DataFrame:
+        """Return the rows that MERGE changes; see `MergeQuery`.
+
+        Args:
+            shown: the statement, for errors.
+        """
         for clause in statement.clauses:
             _fields(entry, [name for name, _ in clause.values or ()])
         kinds = [sql_type(field.dataType) for field in entry.columns]
         defaults = {name: rule.default for name, rule in rules_of(entry).items() if rule.default}
         given = self._run(source_query(statement)).columns
         query = MergeQuery(statement, entry.columns.names, kinds, defaults, given).text()
-        return self._run(query, f"MERGE INTO {entry.name} USING {statement.source_text}")
+        return self._run(query, shown)
 
     def _run(self, query: str, shown: str = "") -> DataFrame:
         """Return the result of a query; errors show it, or another text."""

@@ -61,19 +61,19 @@ class Writing:
         """INSERT INTO | OVERWRITE table (columns) query."""
         workspace, table = self._workspace, statement.table
         query = workspace.plain_sql(statement.query_text)
+        statement = replace(statement, query_text=query)
         reads = workspace.compiler.mentioned(query, workspace.catalog)
         if not (reads or statement.overwrite):  # as VALUES
             entry = workspace.catalog.get(table, TABLE)
-            dml = Dml(workspace.session(), workspace.files)
-            rows = dml.insert(entry, statement.columns, query, by_name=statement.by_name)
+            rows = Dml(workspace.session(), workspace.files).insert(entry, statement)
             self._write(entry, [((APPEND,), rows)], self._group(entry).write, 0)
             return
         with self._alone(table) as (entry, append):
             replaced = quoted(entry.name) if statement.overwrite else ""
             dml, read = self._dml(f"{replaced} {query}")
             parts = [((DELETE,), dml.rows(entry, None))] if statement.overwrite else []
-            rows = dml.insert(entry, statement.columns, query, by_name=statement.by_name)
-            self._write(entry, [*parts, ((APPEND,), rows)], append, read)
+            parts.append(((APPEND,), dml.insert(entry, statement)))
+            self._write(entry, parts, append, read)
 
     def delete_where(self, table: str, condition: str | None, alias: str | None = None) -> None:
         """DELETE FROM table alias WHERE condition."""
@@ -106,8 +106,8 @@ class Writing:
             values = [text for one in statement.clauses for _, text in one.values or ()]
             texts = " ".join([statement.source_text, *conditions, *values])
             dml, read = self._dml(f"{quoted(entry.name)} {texts}")
-            both = dml.merge(entry, statement)
             query = f"MERGE INTO {entry.name} USING {statement.source_text}"
+            both = dml.merge(entry, statement, query)
             self._write(entry, [((DELETE, APPEND), both)], append, read, query)
 
     def _group(self, entry: Entry) -> GroupCommit[pa.Table]:

@@ -121,9 +121,8 @@ def declared_columns(table: Entry) -> StructType:
     )
 
 
-def declared_type(table: Entry, column: StructField) -> DataType:
+def declared_type(column: StructField, rule: ColumnRule) -> DataType:
     """Return the type with which a column was declared: it is stored as STRING if that is VARCHAR(n)."""
     from pyspark.sql.types import _parse_datatype_json_value
 
-    rule = rules_of(table).get(column.name, NO_RULE)
     return _parse_datatype_json_value(rule.type) if rule.type else column.dataType

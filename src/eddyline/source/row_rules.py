@@ -129,9 +129,11 @@ class RowRules:
                 raise length.error(count, longest, relation)
 
 
-def filled(value: pa.Scalar, count: int) -> pa.Array:
-    """Return a column with the same value in all rows."""
-    return pa.repeat(value, count) if count else pa.array([], value.type)
+def filled(value: pa.Scalar | None, kind: pa.DataType, count: int) -> pa.Array:
+    """Return a column with the same value in all rows; None for null."""
+    if value is None or not count:
+        return pa.nulls(count, kind)
+    return pa.repeat(value.cast(kind), count)
 
 
 def in_rows(count: int) -> str:

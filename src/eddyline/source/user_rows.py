@@ -96,11 +96,7 @@ def _from_table(
     for field in schema:
         if field.name not in rows.column_names:
             value = None if rules is None else rules.default(field.name, field.type)
-            columns.append(
-                pa.nulls(rows.num_rows, field.type)
-                if value is None
-                else filled(value, rows.num_rows)
-            )
+            columns.append(filled(value, field.type, rows.num_rows))
             continue
         column = rows[field.name]
         _check_fields(column.type, field.type, field.name, relation)

@@ -39,10 +39,14 @@ class ParsedColumn:
 
     Attributes:
         text: all but DEFAULT, in the order in which Spark's parser reads it.
+        without_key: the text as written, without PRIMARY KEY.
+        is_key: whether it has PRIMARY KEY.
         default: the expression after DEFAULT; empty for none.
     """
 
     text: str
+    without_key: str
+    is_key: bool = False
     default: str = ""
 
 
@@ -81,7 +85,12 @@ def parse_column(item: TokenCursor, *, stream: bool = False) -> ParsedColumn:
     if default.upper() == "DEFAULT":
         item.fail("an expression is missing after DEFAULT")
     known = (texts.get(clause, "") for clause in ("", "NOT NULL", "COMMENT", "PRIMARY KEY"))
-    return ParsedColumn(" ".join(filter(None, known)), default[len("DEFAULT") :].strip())
+    whole, key = item.slice(0, len(item.tokens)), dict(clauses).get("PRIMARY KEY")
+    if key is not None:
+        whole = f"{item.slice(0, key)} {item.slice(key + 2, len(item.tokens))}".strip()
+    return ParsedColumn(
+        " ".join(filter(None, known)), whole, key is not None, default[len("DEFAULT") :].strip()
+    )
 
 
 def _step(item: TokenCursor, *, in_type: bool) -> int:

@@ -5,12 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from eddyline.sql.forms import Describe, DescribeQuery, Show, ShowColumns, ShowCreate
+from eddyline.sql.forms import (
+    KINDS,
+    QUERY_HEADS,
+    Describe,
+    DescribeQuery,
+    Show,
+    ShowColumns,
+    ShowCreate,
+)
 from eddyline.sql.lexer import TokenCursor
 
-_KINDS = {"TABLE": "", "STREAM": "stream", "VIEW": "view", "SINK": "sink"}
-_LISTS = {"TABLES": "table", "STREAMS": "stream", "VIEWS": "view", "SINKS": "sink"}
-_QUERIES = frozenset({"SELECT", "WITH", "VALUES", "FROM", "("})
+_KINDS = {**KINDS, "TABLE": ""}  # TABLE stands for any kind, as in Spark
+_LISTS = {f"{word}S": kind for word, kind in KINDS.items()}
+_QUERIES = QUERY_HEADS - {"TABLE"}
 _ONE_CATALOG = "leave it out: all names of an engine live side by side"
 
 _OTHERS = {

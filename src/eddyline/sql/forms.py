@@ -8,6 +8,12 @@ from typing import ClassVar
 from eddyline.sql.cdc import ChangeFlow
 from eddyline.sql.expectations import Expectation
 
+QUERY_HEADS = frozenset({"SELECT", "WITH", "VALUES", "FROM", "TABLE", "("})
+"""The words, and the bracket, that a query can start with."""
+
+KINDS = {"TABLE": "table", "STREAM": "stream", "VIEW": "view", "SINK": "sink"}
+"""What a script can create, show and drop."""
+
 
 @dataclass(frozen=True, slots=True)
 class Statement:

@@ -20,6 +20,8 @@ from eddyline.sql.describing import parse_describe, parse_show
 from eddyline.sql.dml import parse_delete, parse_merge, parse_truncate, parse_update
 from eddyline.sql.expectations import Expectation
 from eddyline.sql.forms import (
+    KINDS,
+    QUERY_HEADS,
     AlterColumn,
     CreateFlow,
     CreateSink,
@@ -40,12 +42,6 @@ from eddyline.sql.forms import (
 )
 from eddyline.sql.lexer import TokenCursor, split
 from eddyline.sql.view_columns import parse_brackets, with_columns
-
-QUERY_HEADS = frozenset({"SELECT", "WITH", "VALUES", "FROM", "TABLE", "("})
-"""The words, and the bracket, that a query can start with."""
-
-KINDS = {"TABLE": "table", "STREAM": "stream", "VIEW": "view", "SINK": "sink"}
-"""What a script can create, show and drop."""
 
 WAYS_OUT = {
     "ALTER": "a table or stream has ADD COLUMN c type, DROP COLUMN c, RENAME COLUMN c TO d, ALTER COLUMN c TYPE "
@@ -225,17 +221,11 @@ def _columns(
             watermarks.append(_watermark(item))
             continue
         refuse_table_constraint(item, stream=stream)
-        column = item.name("a column name")
-        parse_column(item, stream=stream)
-        for at in range(1, len(item.tokens)):
-            item.at = at
-            if item.accept("PRIMARY", "KEY"):
-                keys.append((column,))
-                rest = item.slice(item.at, len(item.tokens))
-                columns.append(f"{item.slice(0, at)} {rest}".strip())
-                break
-        else:
-            columns.append(item.slice(0, len(item.tokens)))
+        name = item.name("a column name")
+        column = parse_column(item, stream=stream)
+        if column.is_key:
+            keys.append((name,))
+        columns.append(column.without_key)
     if not (columns or keys or watermarks or expected):
         cursor.fail("no column is given")
     if len(keys) > 1:
