@@ -192,6 +192,18 @@ def test_a_value_that_a_query_fails_on_is_one_message(
     assert capsys.readouterr().err.startswith("eddyline: [QUERY_FAILED]")
 
 
+def test_a_script_with_functions_is_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "a.sql"
+    script.write_text(
+        "CREATE TABLE t (a INT); CREATE OR REPLACE TEMPORARY FUNCTION doubled(x INT) RETURNS INT RETURN 2 * x;"
+        "CREATE VIEW v AS SELECT sum(doubled(a)) AS s FROM t"
+    )
+    assert cli.main(["explain", str(script)]) == 0
+    assert "Aggregate" in capsys.readouterr().out
+
+
 def test_a_script_with_flows_and_altered_streams_is_explained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
