@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -102,9 +103,14 @@ def first_session() -> Any:
 
 @pytest.fixture(autouse=True)
 def lane_at_random(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let each epoch of each view run in the driver or as a Spark job, by a seed from the test's name."""
+    """Let each epoch of each view run in the driver or as a Spark job, by a seed from the test's name.
+
+    In the driver, inputs are evaluated whole or in parts.
+    """
     if request.node.get_closest_marker("spark") is None:
         return
     from eddyline.runtime.lane_choice import Lanes
 
     monkeypatch.setattr(Lanes, "choose", drawn(request.node.nodeid))
+    rows = random.Random(request.node.nodeid).choice((2, 10_000))
+    monkeypatch.setattr("eddyline.runtime.short_lane.PART_ROWS", rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import threading
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -34,7 +35,7 @@ def lane_at_random() -> None:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iterator[list[Twins]]:
-    """The same views in two engines: all epochs in the short lane, and all in the wide one."""
+    """The same views in two engines: all epochs in the short lane, in parts of few rows, and all in the wide one."""
     names = closed([*every(10, 2), *ALWAYS])
     made = [
         Twins(
@@ -42,7 +43,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Itera
         )
         for rows in (1_000_000, 0)
     ]
-    yield made
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("eddyline.runtime.short_lane.PART_ROWS", 2)
+        yield made
     for twins in made:
         twins.engine.stop()
 
@@ -200,19 +203,69 @@ def test_many_rows_of_several_messages(spark: SparkSession) -> None:
         assert plan(table, context)["m"].to_pylist() == list(range(300_000))
 
 
+def test_parts_of_a_large_input_are_evaluated_side_by_side(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eddyline.runtime.short_lane.PART_ROWS", 100)
+    evaluate, evaluated = TaskContext.evaluate, []
+
+    def noted(self: TaskContext, plan: object, rows: pa.Table, schema: pa.Schema) -> pa.Table:
+        evaluated.append((threading.get_ident(), plan, rows.num_rows))
+        return evaluate(self, plan, rows, schema)
+
+    monkeypatch.setattr(TaskContext, "evaluate", noted)
+    with el.Engine(str(tmp_path / "s"), spark) as engine:
+        table = engine.table("t", "id INT, line STRING", ["id"])
+        read = "from_json(line, 'a INT, b STRING')"  # its parser belongs to one thread
+        engine.view("read", f"SELECT id, upper({read}.b) AS b, {read}.a AS a FROM t")
+        engine.view("kept", "SELECT id, 10 DIV a AS v FROM read WHERE a % 3 <> 1")
+        engine.view("pairs", "SELECT id, p FROM read LATERAL VIEW explode(array(a, id)) e AS p")
+        engine.advance()
+        evaluated.clear()
+        rows = [(i, f'{{"a": {i + 1}, "b": "b{i}"}}') for i in range(1000)]
+        table.insert(rows)
+        engine.advance()
+        assert len({thread for thread, _, rows in evaluated if rows == 500}) > 1
+        assert all(rows <= 1000 for _, _, rows in evaluated)
+        assert engine.verify()
+        table.upsert([(998, '{"a": 0}')])  # in the second part
+        table.upsert([(i, '{"a": 6}') for i in range(400)])
+        engine.advance()
+        states = {view["name"]: view for view in engine.status()["views"]}
+        assert states["kept"]["state"] == "failing"
+        assert "998" in str(states["kept"]["rows"])
+        table.upsert([(998, '{"a": 5}')])
+        engine.advance()
+        assert engine.verify()
+
+
+def test_a_context_within_another_gives_the_thread_back_to_it(spark: SparkSession) -> None:
+    driver = Driver(epoch_session(spark, 2, "UTC", {}))
+    frame = rows_later(driver, StructType.fromDDL("t STRING"))
+    result = frame.selectExpr("cast(t as timestamp) as m")  # by the settings of the task
+    plan = DriverPlan(driver, result._jdf.queryExecution().executedPlan(), result.schema)
+    table = pa.table({"t": ["2026-01-01 00:00:00"] * 3})
+    with driver.context() as outer:
+        whole = plan(table, outer)
+        with driver.context() as inner:
+            assert plan(table, inner).equals(whole)
+        assert plan(table, outer).equals(whole)
+
+
 def test_an_epoch_takes_the_lane_by_its_rows(tmp_path: Path, spark: SparkSession) -> None:
     with el.Engine(str(tmp_path / "s"), spark, el.Options(short_lane_rows=10)) as engine:
         table = engine.table("t", "k INT, v INT")
         engine.view("sums", "SELECT k, sum(v) AS s FROM t GROUP BY k")
         engine.view("most", "SELECT max(s) AS m FROM sums")
-        for rows, lane in ((3, "short"), (30, "wide"), (1, "short"), (11, "wide")):
+        cold = [(3, "short"), (30, "wide")] * 2
+        for rows, lane in (*cold, (1, "short"), (11, "wide")):
             table.insert([(i % 20, i) for i in range(rows)])
             engine.advance()
             assert engine.progress().lanes["sums"] == lane
             assert engine.verify()
         assert engine.progress().lanes["most"] == "wide"  # its input are the changes of sums
         lanes, view = engine._workspace.lanes, engine.catalog.get("sums")
-        assert lanes._views[view.id].seen == {"short", "wide"}
+        assert lanes._views[view.id].epochs == {"short": 3, "wide": 3}
         for lane in ("short", "wide"):
             weight, rows, _, seconds, _ = lanes._views[view.id].lines[lane]._sums
             assert weight >= 1

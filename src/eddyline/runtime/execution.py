@@ -21,9 +21,9 @@ from eddyline.runtime.sizes import has_short_rows, has_short_state, rows_of
 from eddyline.runtime.table import TableUpkeep
 from eddyline.runtime.view_failures import VIEW_FAILING, failed_in_driver, failed_view
 from eddyline.source.segments import Segment, distribute
-from eddyline.spark.driver import cpu_time_ns
 from eddyline.spark.jvm import check_jvm
 from eddyline.spark.session import BATCH_BYTES, DESCRIPTION, UNLIMITED
+from eddyline.spark.threads import cpu_time_ns
 from eddyline.state.manifest import read_manifest
 from eddyline.storage.files import Files
 

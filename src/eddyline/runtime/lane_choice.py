@@ -6,6 +6,7 @@ recent epochs weigh more. A new view begins with a line that was measured for ty
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +16,9 @@ SHORT, WIDE = "short", "wide"
 
 MEMORY = 0.8
 """What an epoch's weight is multiplied by with each later one of its view and lane."""
+
+COLD = 2
+"""The first epochs of a view in a lane, which aren't measured: code is compiled in them."""
 
 ADVANTAGE = 0.75
 """A view changes lanes only for an epoch that is expected to take less than this share of the time."""
@@ -79,11 +83,11 @@ def _moments(rows: float, seconds: float) -> NDArray[np.float64]:
 
 @dataclass(slots=True)
 class _View:
-    """The cost lines of a view's lanes. The first epoch in a lane isn't measured, because it compiles code."""
+    """The cost lines of a view's lanes, the lane of its last epoch, and how many epochs it has had in each."""
 
     lines: dict[str, CostLine]
     last: str = ""
-    seen: set[str] = field(default_factory=set)
+    epochs: Counter[str] = field(default_factory=Counter)
 
 
 class Lanes:
@@ -121,9 +125,9 @@ class Lanes:
         """Add the duration of an epoch to the cost line of its lane."""
         known = self._view(view, operators)
         known.last = lane
-        if lane in known.seen and rows < _ROWS_MAX:
+        if known.epochs[lane] >= COLD and rows < _ROWS_MAX:
             known.lines[lane].add(rows, seconds)
-        known.seen.add(lane)
+        known.epochs[lane] += 1
 
     def turning(self, view: str, operators: int) -> int:
         """Return the number of rows up to which the short lane is expected to be faster; at most `most`."""

@@ -29,10 +29,14 @@ from eddyline.runtime.scan import LeafScan
 from eddyline.runtime.shared_scans import SharedScans
 from eddyline.source.segments import Segment
 from eddyline.spark.driver import Driver, DriverPlan, TaskContext
+from eddyline.spark.threads import parts_at_once
 from eddyline.state.retyping import cast_to
 
 OUTPUT_ROWS_MAX = 1_000_000
 """Rows that an operator may put out before the wide lane takes over."""
+
+PART_ROWS = 10_000
+"""Rows from which on a part of an input is worth a thread of its own."""
 
 # the nodes that work row by row, or on the rows of one partition
 _NARROW = frozenset(
@@ -44,6 +48,8 @@ _NARROW = frozenset(
 )
 # of these, the ones that give one row for each row, in the same order
 _ONE_TO_ONE = frozenset(("ProjectExec", "RDDScanExec", "WholeStageCodegenExec", "InputAdapter"))
+# the ones that give the same rows for some rows, whatever others come with them
+_ROW_WISE = _ONE_TO_ONE | {"FilterExec", "GenerateExec", "ExpandExec"}
 _AGGREGATES = frozenset(("HashAggregateExec", "ObjectHashAggregateExec", "SortAggregateExec"))
 
 Report = Callable[[dict[str, Any]], object]
@@ -77,6 +83,11 @@ class _Passing:
     split: Split
     plan: DriverPlan | None
     schema: pa.Schema
+
+    def prepare(self, threads: int) -> None:
+        """See `DriverPlan.prepare`."""
+        if self.plan is not None:
+            self.plan.prepare(threads)
 
     def __call__(self, table: pa.Table, context: TaskContext) -> pa.Table:
         """Return the plan's output over the rows of a table."""
@@ -115,6 +126,7 @@ class _Piece:
         of_none: whether it returns rows for an empty input, as a global aggregate does.
         shuffled: whether its output names the bucket of each row.
         one_to_one: whether it has one row for each row of its input, in the same order.
+        row_wise: whether its output for some rows doesn't depend on the others.
     """
 
     source: int
@@ -122,11 +134,19 @@ class _Piece:
     of_none: bool
     shuffled: bool
     one_to_one: bool
+    row_wise: bool
 
     def over(self, table: pa.Table, context: TaskContext) -> pa.Table:
-        if not table.num_rows and not self.of_none:
+        rows = table.num_rows
+        if not rows and not self.of_none:
             return self.plan.schema.empty_table()
-        return self.plan(table, context)
+        parts = min(parts_at_once(), rows // PART_ROWS) if self.row_wise else 1
+        if parts < 2:
+            return self.plan(table, context)
+        self.plan.prepare(parts)
+        size = -(-rows // parts)
+        slices = [table.slice(start, size) for start in range(0, rows, size)]
+        return pa.concat_tables(context.beside(self.plan, slices))
 
     def in_buckets(self, rows: _Rows, context: TaskContext) -> tuple[pa.Table, np.ndarray]:
         """Return the output over the rows of each bucket, and the bucket of each output row."""
@@ -253,18 +273,18 @@ def _piece(driver: Driver, catalyst: Catalyst, piece: Piece) -> _Piece:
     plan: DriverPlan | _Passing
     known = split(catalyst, piece)
     if known is not None:
-        computed = None
+        computed, kinds = None, list[str]()
         if known.plan is not None:
             schema = columns_of(known.plan)
-            computed, _ = _driver_plan(driver, catalyst, known.plan, known.leaf, schema)
+            computed, kinds = _driver_plan(driver, catalyst, known.plan, known.leaf, schema)
         plan = _Passing(known, computed, driver.schema(piece.schema))
-        kinds: list[str] = []
         one_to_one = not known.filtered
     else:
         plan, kinds = _driver_plan(driver, catalyst, piece.plan, piece.placeholder, piece.schema)
         one_to_one = _ONE_TO_ONE.issuperset(kinds)
     of_none = not _AGGREGATES.isdisjoint(kinds)
-    return _Piece(piece.source, plan, of_none, BUCKET in piece.schema.names, one_to_one)
+    row_wise = _ROW_WISE.issuperset(kinds)
+    return _Piece(piece.source, plan, of_none, BUCKET in piece.schema.names, one_to_one, row_wise)
 
 
 def _driver_plan(

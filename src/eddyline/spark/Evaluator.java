@@ -1,6 +1,11 @@
 package eddyline;
 
+import java.io.ByteArrayInputStream;
+import java.io.ByteArrayOutputStream;
 import java.io.IOException;
+import java.io.ObjectInputStream;
+import java.io.ObjectOutputStream;
+import java.io.ObjectStreamClass;
 import java.io.RandomAccessFile;
 import java.io.UncheckedIOException;
 import java.lang.management.ManagementFactory;
@@ -12,6 +17,7 @@ import java.util.Iterator;
 import java.util.List;
 import java.util.Properties;
 
+import org.apache.spark.Dependency;
 import org.apache.spark.Partition;
 import org.apache.spark.SparkContext;
 import org.apache.spark.TaskContext;
@@ -83,6 +89,27 @@ public final class Evaluator {
     /** The rows of a physical plan with one leaf. */
     public Plan plan(RDD rows, StructType schema) {
         return new Plan(rows, schema);
+    }
+
+    /** A copy of a plan for another thread, made as Spark makes those of tasks: they share nothing that an evaluation changes. */
+    public Plan copy(Plan plan) throws IOException, ClassNotFoundException {
+        for (RDD rows = plan.rows; !rows.dependencies().isEmpty();) {  // an RDD keeps only those that were asked for
+            rows = ((Dependency) rows.dependencies().head()).rdd();
+        }
+        ByteArrayOutputStream bytes = new ByteArrayOutputStream();
+        ObjectOutputStream output = new ObjectOutputStream(bytes);
+        output.writeObject(plan.rows);
+        output.close();
+        ObjectInputStream input = new ObjectInputStream(new ByteArrayInputStream(bytes.toByteArray())) {
+            protected Class resolveClass(ObjectStreamClass named) throws IOException, ClassNotFoundException {
+                try {
+                    return Class.forName(named.getName(), false, Evaluator.class.getClassLoader());
+                } catch (ClassNotFoundException error) {
+                    return super.resolveClass(named);
+                }
+            }
+        };
+        return new Plan((RDD) input.readObject(), plan.schema);
     }
 
     /** A task in the calling thread. */
@@ -162,6 +189,7 @@ public final class Evaluator {
         private final TaskMemoryManager memory;
         private final RandomAccessFile input;
         private final RandomAccessFile output;
+        private final TaskContext outer = TaskContext$.MODULE$.get();
         private final long cpu = cpuTime();
 
         Task(Evaluator evaluator, long number, String input, String output) throws Exception {
@@ -201,7 +229,11 @@ public final class Evaluator {
                 context.markTaskCompleted(scala.Option.apply(null));
                 memory.cleanUpAllAllocatedMemory();
             } finally {
-                TaskContext$.MODULE$.unset();
+                if (outer == null) {
+                    TaskContext$.MODULE$.unset();
+                } else {
+                    TaskContext$.MODULE$.setTaskContext(outer);
+                }
                 input.close();
                 output.close();
             }

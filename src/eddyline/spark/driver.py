@@ -13,11 +13,11 @@ import os
 import shutil
 import tempfile
 import threading
-import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -27,8 +27,11 @@ from eddyline.spark.batches import batch_rows
 from eddyline.spark.scala import Scala, scala_of
 from eddyline.spark.schema import arrow_schema
 from eddyline.spark.session import task_settings, zone_of
+from eddyline.spark.threads import add_cpu_time, side_by_side
 
 _LEAF = "org.apache.spark.sql.execution.LogicalRDD"
+R = TypeVar("R")
+
 _LENGTH = 4  # bytes before each message, big-endian
 
 
@@ -111,23 +114,6 @@ def _internals(scala: Scala) -> _Internals:
         return found
 
 
-class _Evaluated(threading.local):
-    """CPU nanoseconds that the JVM has spent on the evaluations of a thread, in contexts that have ended."""
-
-    ns = 0
-
-
-_evaluated = _Evaluated()
-
-
-def cpu_time_ns() -> int:
-    """Return the CPU time of this thread in nanoseconds, with that of the JVM's thread which has evaluated plans for it.
-
-    Threads that libraries start for a part of their work aren't included. Only differences mean something.
-    """
-    return time.thread_time_ns() + _evaluated.ns
-
-
 class TaskContext:
     """A task context of Spark, for evaluations in the thread that enters it.
 
@@ -161,7 +147,21 @@ class TaskContext:
 
     def __exit__(self, *_: object) -> None:
         with self._opened:
-            _evaluated.ns = _evaluated.ns + self._task.close()
+            add_cpu_time(self._task.close())
+
+    def beside(
+        self, function: Callable[[pa.Table, TaskContext], R], parts: Sequence[pa.Table]
+    ) -> list[R]:
+        """Return the results of a function over some tables; all but the first one in other threads, in contexts of their own."""
+
+        def apart(part: pa.Table) -> R:
+            with TaskContext(self._evaluator) as context:
+                return function(part, context)
+
+        first, *others = parts
+        return side_by_side(
+            [partial(function, first, self), *(partial(apart, part) for part in others)]
+        )
 
     def evaluate(self, plan: Any, table: pa.Table, schema: pa.Schema) -> pa.Table:
         """Return the output of a plan of the JVM over the rows of a table."""
@@ -209,11 +209,23 @@ class DriverPlan:
 
     def __init__(self, driver: Driver, physical: Any, schema: StructType) -> None:
         self.schema = driver.schema(schema)
-        self._plan = driver.evaluator.plan(physical.execute(), physical.schema())
+        self._evaluator = driver.evaluator
+        self._idle = [driver.evaluator.plan(physical.execute(), physical.schema())]
+        self._made = 1
+
+    def prepare(self, threads: int) -> None:
+        """Make copies, so that as many threads can evaluate the plan at once; call it while none does."""
+        while self._made < threads:
+            self._idle.append(self._evaluator.copy(self._idle[0]))
+            self._made += 1
 
     def __call__(self, table: pa.Table, context: TaskContext) -> pa.Table:
         """Return the plan's output over the rows of a table."""
-        return context.evaluate(self._plan, table, self.schema)
+        plan = self._idle.pop()
+        try:
+            return context.evaluate(plan, table, self.schema)
+        finally:
+            self._idle.append(plan)
 
 
 def _batches(table: pa.Table, rows: int) -> list[pa.RecordBatch]:

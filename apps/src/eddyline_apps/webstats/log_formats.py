@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from eddyline.errors import DataError
-from eddyline_apps.webstats.patterns import compile_format
+from eddyline_apps.webstats.patterns import QUOTED, compile_format
 
 COLUMNS = (
     ("ts", "TIMESTAMP"),
@@ -40,7 +40,6 @@ the line itself tells them, as beacons do. Missing values are null, `bytes` 0.
 """
 
 STAMP = r"\d\d/\w{3}/[12]\d{3}:\d\d:\d\d:\d\d [+-]\d{4}"
-QUOTED = r'(?:[^"\\\n]|\\.)*+'
 COMBINED_PATTERN = (
     rf"(?:(\S+):\d+ )?(\S+) \S+ (\S+) \[({STAMP})\] "
     rf'"({QUOTED})" (\d{{3}}) (\d{{1,12}}|-)(?: "({QUOTED})" "({QUOTED})")?'

@@ -9,6 +9,10 @@ from typing import TypeAlias
 
 from eddyline.errors import DataError
 
+QUOTED = r'[^"\\\n]*+(?:\\.[^"\\\n]*+)*+'
+"""A value between quotes, in which a backslash keeps the next character. A loop over runs of characters, as one over
+characters takes Java 1.4 times as long."""
+
 _NUMBER = r"\d{1,18}"
 _DECIMAL = r"\d{1,12}(?:\.\d{1,9})?"
 _SHAPES = {
@@ -137,7 +141,7 @@ def _shape(part: str, before: str, after: str) -> str:
     if part in _SHAPES:
         return _SHAPES[part]
     if after == '"' and before == '"':
-        return r'(?:[^"\\\n]|\\.)*+'
+        return QUOTED
     if not after:
         return r"[^\r\n]*+"
     if after == " " and part == "request":
