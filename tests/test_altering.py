@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,6 +98,48 @@ def test_views_go_on_untouched_and_old_rows_stay(engine, tmp_path, spark):
         }
         assert len(changes_after(again, before, "sums")) == 4
         assert again.verify()
+
+
+def test_several_columns_come_and_leave_in_one_statement(engine):
+    engine.execute(TABLE + VIEWS + "INSERT INTO t VALUES (1, 1, 'x'), (2, 2, NULL)")
+    engine.execute(
+        "ALTER TABLE t ADD COLUMNS (c INT DEFAULT 7, d STRING, e DATE NOT NULL DEFAULT DATE'2026-01-02')"
+    )
+    epoch = engine._workspace.manifest.epoch
+    day = dt.date(2026, 1, 2)
+    assert rows(engine, "t") == Counter([(1, 1, "x", 7, None, day), (2, 2, None, 7, None, day)])
+    engine.execute("INSERT INTO t (k, d) VALUES (3, 'new')")
+    engine.advance()
+    assert (3, None, None, 7, "new", day) in rows(engine, "t")
+    assert engine.verify()
+    # all or none
+    refused(engine, "ALTER TABLE t ADD COLUMNS (f INT, g NOTHING)", "BAD_SCHEMA")
+    refused(engine, "ALTER TABLE t ADD COLUMNS (f INT, F INT)", "BAD_SCHEMA")
+    refused(engine, "ALTER TABLE t ADD COLUMNS (f INT, g INT NOT NULL)", "BAD_SCHEMA")
+    refused(engine, "ALTER TABLE t DROP COLUMNS (c, b)", "STILL_READ")
+    refused(engine, "ALTER TABLE t DROP COLUMNS (c, c)", "UNKNOWN_COLUMN")
+    refused(engine, "ALTER TABLE t DROP COLUMNS (c d)", "SCRIPT_SYNTAX")
+    refused(engine, "ALTER TABLE t ADD COLUMNS ()", "SCRIPT_SYNTAX")
+    assert engine.catalog.get("t").columns.names == ["k", "a", "b", "c", "d", "e"]
+    engine.execute("ALTER TABLE t DROP COLUMNS (e, C)")
+    assert (3, None, None, "new") in rows(engine, "t")
+    assert engine._workspace.manifest.epoch == epoch + 2
+    assert engine.verify()
+
+
+def test_if_not_exists_and_if_exists_leave_out_what_is_done(engine):
+    engine.execute("CREATE TABLE t (a INT); INSERT INTO t VALUES (1)")
+    for _ in range(2):  # as when a script runs again
+        engine.execute("ALTER TABLE t ADD COLUMNS IF NOT EXISTS (A INT, b INT DEFAULT 2)")
+        assert rows(engine, "t") == Counter([(1, 2)])
+    epoch = engine._workspace.manifest.epoch
+    engine.execute("ALTER TABLE t ADD COLUMN IF NOT EXISTS b STRING")  # its type isn't compared
+    engine.execute("ALTER TABLE t DROP COLUMN IF EXISTS c")
+    assert engine._workspace.manifest.epoch == epoch
+    for _ in range(2):
+        engine.execute("ALTER TABLE t DROP COLUMNS IF EXISTS c, b")
+        assert rows(engine, "t") == Counter([(1,)])
+    refused(engine, "ALTER TABLE other ADD COLUMN IF NOT EXISTS c INT", "NOT_FOUND")
 
 
 def test_what_is_refused(engine, tmp_path):

@@ -98,6 +98,28 @@ def test_records_get_a_column_and_views_go_on_untouched(engine, tmp_path, spark)
         assert again.verify()
 
 
+def test_several_columns_change_in_one_statement(engine, tmp_path):
+    folder = tmp_path / "in"
+    write(folder, "1.json", '{"a": 1, "b": 2}')
+    engine.execute(f"CREATE STREAM s (a INT, b INT) USING json OPTIONS (path '{folder}')")
+    engine.advance()
+    for _ in range(2):  # as when a script runs again
+        engine.execute("ALTER STREAM s ADD COLUMNS IF NOT EXISTS (c STRING, d INT)")
+        assert engine.relation("s").columns == ["a", "b", "c", "d"]
+    write(folder, "2.json", '{"a": 3, "c": "x", "d": 6}')
+    engine.advance()
+    assert rows(engine, "SELECT a, b, c, d FROM s") == Counter(
+        [(1, 2, None, None), (3, None, "x", 6)]
+    )
+    refused(engine, "ALTER STREAM s ADD COLUMNS (e INT, _received_at TIMESTAMP)", "NOT_ALTERABLE")
+    refused(engine, "ALTER STREAM s DROP COLUMNS (a, e)", "UNKNOWN_COLUMN")
+    refused(engine, "ALTER STREAM s DROP COLUMNS (a, b, c, d)", "BAD_SCHEMA")
+    assert engine.relation("s").columns == ["a", "b", "c", "d"]
+    engine.execute("ALTER STREAM s DROP COLUMNS (c, a)")
+    assert rows(engine, "SELECT * FROM s") == Counter([(2, None), (None, 6)])
+    assert engine.verify()
+
+
 def test_files_that_the_log_only_names_have_what_they_hold(engine, tmp_path, spark):
     folder = tmp_path / "in"
     write(folder, "1.json", '{"a": 1, "c": 10}')

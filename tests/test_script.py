@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eddyline.api.script import (
-    AlterColumn,
+    AlterColumns,
     CreateFlow,
     CreateSink,
     CreateStream,
@@ -37,18 +37,44 @@ from eddyline.errors import CatalogError, ScriptError
 from eddyline.sql import describing, statements, view_columns
 from eddyline.sql.cdc import ChangeFlow
 from eddyline.sql.expectations import Expectation
-from eddyline.sql.forms import When
+from eddyline.sql.forms import ColumnChange, When
 
 READ: list[tuple[str, Statement]] = [
     (
         "ALTER TABLE t ADD COLUMN `a b` STRUCT<x: INT, y: DECIMAL(10, 2)>",
-        AlterColumn("table", "t", "add", "a b", "STRUCT<x: INT, y: DECIMAL(10, 2)>"),
+        AlterColumns(
+            "table", "t", (ColumnChange("add", "a b", "STRUCT<x: INT, y: DECIMAL(10, 2)>"),)
+        ),
     ),
-    ("alter table t drop column a", AlterColumn("table", "t", "drop", "a")),
-    ("ALTER TABLE t RENAME COLUMN a TO b", AlterColumn("table", "t", "rename", "a", "b")),
+    (
+        "ALTER TABLE t ADD COLUMNS (a MAP<INT, INT> NOT NULL DEFAULT map(1, 2), b INT)",
+        AlterColumns(
+            "table",
+            "t",
+            (
+                ColumnChange("add", "a", "MAP<INT, INT> NOT NULL DEFAULT map(1, 2)"),
+                ColumnChange("add", "b", "INT"),
+            ),
+        ),
+    ),
+    (
+        "ALTER STREAM s ADD COLUMN IF NOT EXISTS a INT, b INT",
+        AlterColumns(
+            "stream", "s", (ColumnChange("add", "a", "INT"), ColumnChange("add", "b", "INT")), True
+        ),
+    ),
+    ("alter table t drop column a", AlterColumns("table", "t", (ColumnChange("drop", "a"),))),
+    (
+        "ALTER TABLE t DROP COLUMNS IF EXISTS (a, `b c`)",
+        AlterColumns("table", "t", (ColumnChange("drop", "a"), ColumnChange("drop", "b c")), True),
+    ),
+    (
+        "ALTER TABLE t RENAME COLUMN a TO b",
+        AlterColumns("table", "t", (ColumnChange("rename", "a", "b"),)),
+    ),
     (
         "ALTER STREAM s ALTER COLUMN a TYPE BIGINT",
-        AlterColumn("stream", "s", "type", "a", "BIGINT"),
+        AlterColumns("stream", "s", (ColumnChange("type", "a", "BIGINT"),)),
     ),
     (
         "CREATE FLOW f AS AUTO CDC INTO t FROM STREAM s KEYS (a, `b c`) SEQUENCE BY at",

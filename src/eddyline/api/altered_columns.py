@@ -19,17 +19,17 @@ from eddyline.catalog.expectations import expectations_of
 from eddyline.errors import CatalogError, DataError, QueryError
 from eddyline.source.row_rules import filled
 from eddyline.spark.schema import widens
-from eddyline.sql.forms import AlterColumn
+from eddyline.sql.forms import ColumnChange
 from eddyline.sql.names import quoted
 
 ADD, DROP, RENAME, TYPE = "add", "drop", "rename", "type"
-"""Actions of `AlterColumn`."""
+"""Actions of `ColumnChange`."""
 
 Fields = Sequence[tuple[StructField, str | None]]
 """The columns after a change, each with its name so far; None for a new one."""
 
 
-def changed_columns(relation: Entry, change: AlterColumn) -> tuple[Fields, tuple[str, ...]]:
+def changed_columns(relation: Entry, change: ColumnChange) -> tuple[Fields, tuple[str, ...]]:
     """Return the columns of a table or stream after a change, and the key.
 
     Raises:
@@ -83,7 +83,7 @@ def changed_columns(relation: Entry, change: AlterColumn) -> tuple[Fields, tuple
     return fields, key
 
 
-def check_unused(workspace: Workspace, relation: Entry, change: AlterColumn) -> None:
+def check_unused(workspace: Workspace, relation: Entry, change: ColumnChange) -> None:
     """Raise CatalogError if views use a column that changes, or sinks follow the relation."""
     catalog, name = workspace.catalog, relation.name
     sinks = [s.name for s in catalog.sinks if name.lower() in map(str.lower, s.upstream)]
@@ -145,20 +145,20 @@ def stored_columns(
     relation: Entry,
     names: Sequence[str | None],
     kinds: pa.Schema,
-    new: pa.Scalar | None = None,
+    new: Mapping[str, pa.Scalar] | None = None,
 ) -> Iterator[list[pa.ChunkedArray]]:
     """Yield the stored rows of a table, or a stream of operations, as columns of other types.
 
     Args:
         names: of each column its name so far; None for a new one.
-        new: the value in a new column; None for null.
+        new: the values in new columns; null in all others.
     """
     known = relation.columns.names
     for part in StoredRelation(workspace.files, relation, workspace.manifest).snapshot().parts():
         rows = part.read()
         if rows is not None:
             yield [
-                pa.chunked_array([filled(new, field.type, rows.num_rows)])
+                pa.chunked_array([filled((new or {}).get(field.name), field.type, rows.num_rows)])
                 if name is None
                 else rows[f"c{known.index(name)}"].cast(field.type)
                 for field, name in zip(kinds, names, strict=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
 from eddyline.api.altered_columns import (
     ADD,
@@ -15,6 +16,7 @@ from eddyline.api.altered_columns import (
     RENAME,
     TYPE,
     Fields,
+    changed_columns,
     declared_column,
     stored_columns,
     wrong,
@@ -29,20 +31,20 @@ from eddyline.catalog.column_rules import (
     rules_of,
     with_rules,
 )
-from eddyline.catalog.entries import Entry
+from eddyline.catalog.entries import TABLE, Entry
 from eddyline.errors import DataError
 from eddyline.source.row_rules import Length, in_rows
 from eddyline.spark.schema import arrow_schema
-from eddyline.sql.forms import AlterColumn
+from eddyline.sql.forms import ColumnChange
 
 SET_NOT_NULL, DROP_NOT_NULL = "set not null", "drop not null"
 SET_DEFAULT, DROP_DEFAULT = "set default", "drop default"
-"""Actions of `AlterColumn` that change only rules."""
+"""Actions of `ColumnChange` that change only rules."""
 
 _OF_RULES = (SET_NOT_NULL, DROP_NOT_NULL, SET_DEFAULT, DROP_DEFAULT)
 
 
-def is_of_rules(table: Entry, change: AlterColumn) -> bool:
+def is_of_rules(table: Entry, change: ColumnChange) -> bool:
     """Return whether a change of a column leaves its type as it is stored, as `TYPE VARCHAR(20)` does of a text."""
     if change.action != TYPE:
         return change.action in _OF_RULES
@@ -51,7 +53,7 @@ def is_of_rules(table: Entry, change: AlterColumn) -> bool:
     return kinds.get(change.column.lower()) == declared.dataType
 
 
-def changed_rules(table: Entry, change: AlterColumn) -> dict[str, ColumnRule]:
+def changed_rules(table: Entry, change: ColumnChange) -> dict[str, ColumnRule]:
     """Return the rules of a table's columns after a change.
 
     Raises:
@@ -96,6 +98,32 @@ def changed_rules(table: Entry, change: AlterColumn) -> dict[str, ColumnRule]:
         DROP_DEFAULT: replace(rule, default=""),
     }
     return {**rules, name: changed[change.action]}
+
+
+def changed(
+    relation: Entry, changes: Sequence[ColumnChange]
+) -> tuple[Fields, tuple[str, ...], dict[str, ColumnRule]]:
+    """Return the columns of a table or stream after some changes, one after the other; the key, and the rules of a table.
+
+    Raises:
+        DataError: as from `changed_columns` and `changed_rules`.
+    """
+    fields: Fields = [(field, field.name) for field in relation.columns]
+    rules: dict[str, ColumnRule] = {}
+    for change in changes:
+        after, key = changed_columns(relation, change)
+        names = {field.name: before for field, before in fields}
+        fields = [(field, None if name is None else names[name]) for field, name in after]
+        schema = StructType([field for field, _ in fields]).json()
+        rules = changed_rules(relation, change) if relation.kind == TABLE else {}
+        relation = with_changed(replace(relation, schema=schema, key=key), rules)
+    return fields, relation.key, rules
+
+
+def needed(relation: Entry, changes: Sequence[ColumnChange]) -> list[ColumnChange]:
+    """Return the changes without those that add a column which is there, or drop one which isn't."""
+    known = {name.lower() for name in relation.columns.names}
+    return [one for one in changes if (one.column.lower() in known) is (one.action == DROP)]
 
 
 def with_changed(table: Entry, rules: Mapping[str, ColumnRule]) -> Entry:
@@ -147,15 +175,17 @@ def check_stored(workspace: Workspace, table: Entry, altered: Entry) -> None:
             raise DataError(message, condition="TOO_LONG", table=table.name, hint=hint)
 
 
-def new_value(
+def new_values(
     altered: Entry, fields: Fields, session: Callable[[], SparkSession]
-) -> pa.Scalar | None:
-    """Return the value that the rows which are there get in a new column; None for null."""
-    added = [field.name for field, before in fields if before is None]
+) -> dict[str, pa.Scalar]:
+    """Return the values that the rows which are there get in new columns; null in those that aren't named."""
     rules = rules_of(altered)
-    if not added or not rules.get(added[0], NO_RULE).default:
-        return None
-    return evaluated(altered, added, session())[0][0]
+    added = [field.name for field, before in fields if before is None]
+    given = [name for name in added if rules.get(name, NO_RULE).default]
+    if not given:
+        return {}
+    values = evaluated(altered, given, session())
+    return {name: values[name][0] for name in values.column_names}
 
 
 def _name(table: Entry, column: str) -> str:

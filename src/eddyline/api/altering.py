@@ -10,17 +10,18 @@ from pyspark.sql.types import StructType
 
 from eddyline.api.altered_columns import (
     Fields,
-    changed_columns,
     check_unused,
     replace_relation,
     stored_columns,
 )
 from eddyline.api.altered_rules import (
+    changed,
     changed_rules,
     check_stored,
     is_of_rules,
     is_stricter,
-    new_value,
+    needed,
+    new_values,
     with_changed,
 )
 from eddyline.api.altering_streams import AlteringStreams
@@ -34,7 +35,7 @@ from eddyline.intake.retention import retaining
 from eddyline.runtime.progress import Timer
 from eddyline.source.log_files import as_operations
 from eddyline.spark.schema import arrow_schema
-from eddyline.sql.forms import AlterColumn, Retain
+from eddyline.sql.forms import AlterColumns, Retain
 
 
 class Altering:
@@ -50,26 +51,28 @@ class Altering:
         self._epochs = epochs
         self._streams = AlteringStreams(workspace, epochs)
 
-    def alter(self, change: AlterColumn) -> None:
-        """Change a column of a table or stream; durable when this returns.
+    def alter(self, statement: AlterColumns) -> None:
+        """Change columns of a table or stream, all or none; durable when this returns.
 
         Raises:
-            CatalogError: there is no such table or stream, or views or sinks use the column.
+            CatalogError: there is no such table or stream, or views or sinks use a column.
             DataError: there is no such column, or it can't be changed in this way.
         """
         workspace, catalog = self._workspace, self._workspace.catalog
         with workspace.lock:
             workspace.check_writable()
-            table = catalog.get(change.name, change.kind)
+            table, changes = catalog.get(statement.name, statement.kind), statement.changes
+            if statement.if_needed and not (changes := tuple(needed(table, changes))):
+                return
             if table.kind == STREAM:
-                self._streams.alter(table, change)
+                self._streams.alter(table, changes)
                 return
-            rules = changed_rules(table, change)
-            if is_of_rules(table, change):
-                self._change_rules(table, rules)
+            if is_of_rules(table, changes[0]):
+                self._change_rules(table, changed_rules(table, changes[0]))
                 return
-            fields, key = changed_columns(table, change)
-            check_unused(workspace, table, change)
+            fields, key, rules = changed(table, changes)
+            for change in changes:
+                check_unused(workspace, table, change)
             with workspace.sources.log(table).writing, workspace.sources.inbox(table).closed():
                 # process all waiting rows, so that the table's state is complete
                 while self._epochs.run_next(Timer()):
@@ -135,12 +138,12 @@ class Altering:
             table, id=f"{TABLE[0]}{catalog.next_id}", schema=columns.json(), key=key, since=0
         )
         altered = checked_defaults(with_changed(altered, rules), workspace.session)
-        value = new_value(altered, fields, workspace.session)
+        values = new_values(altered, fields, workspace.session)
         workspace.save(replace(catalog, next_id=catalog.next_id + 1), final=False)
         kinds, names = arrow_schema(columns, workspace.zone), [old for _, old in fields]
         rows = [
             as_operations(pa.table(own, schema=kinds), APPEND)
-            for own in stored_columns(workspace, table, names, kinds, value)
+            for own in stored_columns(workspace, table, names, kinds, values)
         ]
         timer = None
         log = workspace.sources.log(altered)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -15,7 +15,6 @@ from eddyline.api.altered_columns import (
     RENAME,
     TYPE,
     Fields,
-    changed_columns,
     check_unused,
     new_names,
     replace_relation,
@@ -23,6 +22,7 @@ from eddyline.api.altered_columns import (
     with_kept_columns,
     wrong,
 )
+from eddyline.api.altered_rules import changed
 from eddyline.api.epochs import Epochs
 from eddyline.api.workspace import Workspace
 from eddyline.catalog.entries import KEPT_OUT, OF, REJECTS, STREAM, Entry
@@ -35,7 +35,7 @@ from eddyline.source.log_files import SET_ASIDE, new_file, write_rows
 from eddyline.source.received import RECEIVED_AT, is_received
 from eddyline.source.segments import RUN
 from eddyline.spark.schema import arrow_schema
-from eddyline.sql.forms import AlterColumn
+from eddyline.sql.forms import ColumnChange
 
 
 class AlteringStreams:
@@ -53,38 +53,39 @@ class AlteringStreams:
         self._workspace = workspace
         self._epochs = epochs
 
-    def alter(self, stream: Entry, change: AlterColumn) -> None:
-        """Change a column of a stream.
+    def alter(self, stream: Entry, changes: Sequence[ColumnChange]) -> None:
+        """Change columns of a stream, all or none.
 
         Raises:
-            CatalogError: NOT_ALTERABLE, or views or constraints use the column.
+            CatalogError: NOT_ALTERABLE, or views or constraints use a column.
             DataError: there is no such column, or the source can't give it in this way.
         """
-        workspace = self._workspace
-        if why := self._obstacle(stream, change):
+        workspace, actions = self._workspace, {change.action for change in changes}
+        for why in filter(None, (self._obstacle(stream, change) for change in changes)):
             raise CatalogError(
                 f"stream {stream.name} can't be changed: {why}",
                 condition="NOT_ALTERABLE",
                 hint="create a second stream with the new columns, and a view that unites both",
             )
-        if change.action != ADD and (rules := ", ".join(one.name for one in strict(stream))):
+        if actions != {ADD} and (rules := ", ".join(one.name for one in strict(stream))):
             raise CatalogError(
                 f"stream {stream.name} can only get more columns: its constraints ({rules}) keep records out",
                 condition="STILL_READ",
                 hint=f"ALTER STREAM {stream.name} DROP CONSTRAINT first",
             )
-        fields, key = changed_columns(stream, change)
-        for relation in (stream, *self._late_stream(stream)):
-            check_unused(workspace, relation, change)
+        fields, key, _ = changed(stream, changes)
         altered = with_fields(stream, fields)
         altered = replace(
             altered, key=key, event_time=new_names(stream, fields).get(stream.event_time) or ""
         )
-        _check_fields(stream, altered, change)
+        for change in changes:
+            for relation in (stream, *self._late_stream(stream)):
+                check_unused(workspace, relation, change)
+            _check_fields(stream, altered, change)
         workspace.sources.check(altered)
         with self._stopped(stream):
             workspace.files.remove(f"{workspace.sources.log(stream).folder}/{SET_ASIDE}")
-            if stream.arranged and change.action != RENAME:
+            if stream.arranged and actions != {RENAME}:
                 # process all waiting rows, so that the stream's state is complete
                 while self._epochs.run_next(Timer()):
                     pass
@@ -178,7 +179,7 @@ class AlteringStreams:
         """Return the stream of late rows, if there is one."""
         return [e for e in self._workspace.catalog.entries if e.late_of == stream.id]
 
-    def _obstacle(self, stream: Entry, change: AlterColumn) -> str:
+    def _obstacle(self, stream: Entry, change: ColumnChange) -> str:
         """Return the reason why a stream can't be altered in this way; empty if it can."""
         if stream.role:
             return "it belongs to another stream, pipeline or sink"
@@ -196,7 +197,7 @@ class AlteringStreams:
         return ""
 
 
-def _check_fields(stream: Entry, altered: Entry, change: AlterColumn) -> None:
+def _check_fields(stream: Entry, altered: Entry, change: ColumnChange) -> None:
     """Raise DataError if the source can't have these columns."""
     source = as_source(altered)
     if not source.given_columns.names:

@@ -34,6 +34,7 @@ from eddyline.spark.schema import (
     to_arrow,
 )
 from eddyline.spark.session import frame, zone_of
+from eddyline.sql.default_words import rows_with_defaults, with_default
 from eddyline.sql.forms import Insert, Merge
 from eddyline.sql.merge_query import MergeQuery, source_query
 from eddyline.sql.names import quoted
@@ -70,8 +71,11 @@ class Dml:
 
     def insert(self, entry: Entry, statement: Insert) -> DataFrame:
         """Return the rows of INSERT INTO table (columns) query."""
-        result = self._run(statement.query_text)
         names = list(statement.columns or entry.columns.names)
+        text = statement.query_text
+        if not statement.by_name:
+            text = rows_with_defaults(text, names, _defaults(entry))
+        result = self._run(text)
         if statement.by_name:
             names = result.columns
         if len(result.columns) != len(names):
@@ -104,8 +108,9 @@ class Dml:
         """
         if not assignments:
             raise wrong_argument("assignments", assignments, "set at least one column")
+        defaults = _defaults(entry)
         given = {
-            field.name: text
+            field.name: with_default(text, field.name, defaults)
             for field, (_, text) in zip(
                 _fields(entry, [name for name, _ in assignments]), assignments, strict=True
             )
@@ -131,9 +136,8 @@ class Dml:
         for clause in statement.clauses:
             _fields(entry, [name for name, _ in clause.values or ()])
         kinds = [sql_type(field.dataType) for field in entry.columns]
-        defaults = {name: rule.default for name, rule in rules_of(entry).items() if rule.default}
         given = self._run(source_query(statement)).columns
-        query = MergeQuery(statement, entry.columns.names, kinds, defaults, given).text()
+        query = MergeQuery(statement, entry.columns.names, kinds, _defaults(entry), given).text()
         return self._run(query, shown)
 
     def _run(self, query: str, shown: str = "") -> DataFrame:
@@ -199,6 +203,11 @@ class Dml:
         ]
         met = functools.reduce(and_, same)
         return content.join(wanted, met, "left_semi"), content.join(wanted, met, "left_anti")
+
+
+def _defaults(entry: Entry) -> dict[str, str]:
+    """Return the default expressions of a table's columns, by name in lower case."""
+    return {name.lower(): rule.default for name, rule in rules_of(entry).items() if rule.default}
 
 
 def _is_comparable(kind: DataType) -> bool:

@@ -12,7 +12,7 @@ from eddyline.errors import EddylineError, QueryError
 from eddyline.spark.failures import query_errors
 from eddyline.sql.dialect import remove_emit_final
 from eddyline.sql.forms import (
-    AlterColumn,
+    AlterColumns,
     CreateFlow,
     CreateSink,
     CreateStream,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 __all__ = [
-    "AlterColumn",
+    "AlterColumns",
     "CreateFlow",
     "CreateSink",
     "CreateStream",
@@ -95,7 +95,7 @@ class ScriptWriting(Protocol):
 class ScriptAltering(Protocol):
     """The methods that ALTER TABLE and ALTER STREAM call. `Altering` documents them."""
 
-    def alter(self, change: AlterColumn) -> None: ...
+    def alter(self, statement: AlterColumns) -> None: ...
 
     def retain(self, change: Retain) -> None: ...
 
@@ -322,7 +322,7 @@ def _drop(engine: ScriptEngine, statement: Drop) -> None:
     engine.drop(statement.kind, statement.name, statement.if_exists)
 
 
-def _alter_column(engine: ScriptEngine, statement: AlterColumn) -> None:
+def _alter_columns(engine: ScriptEngine, statement: AlterColumns) -> None:
     engine.altering.alter(statement)
 
 
@@ -369,7 +369,7 @@ def _select(engine: ScriptEngine, statement: Select) -> DataFrame:
 
 
 _RUN: dict[type[Statement], Callable[[ScriptEngine, Any], DataFrame | None]] = {
-    AlterColumn: _alter_column,
+    AlterColumns: _alter_columns,
     CreateFlow: _create_flow,
     CreateSink: _create_sink,
     CreateStream: _create_stream,

@@ -172,7 +172,7 @@ def _answer_from_files(storage: str, query: str, statement: Statement | None) ->
 
 def _explain(args: argparse.Namespace) -> int:
     from eddyline.api.script import (
-        AlterColumn,
+        AlterColumns,
         CreateFlow,
         CreateStream,
         CreateTable,
@@ -188,7 +188,7 @@ def _explain(args: argparse.Namespace) -> int:
         CreateTable,
         CreateStream,
         CreateFlow,
-        AlterColumn,
+        AlterColumns,
         DropConstraint,
         CreateView,
         Drop,

@@ -174,18 +174,29 @@ class Drop(Statement):
 
 
 @dataclass(frozen=True, slots=True)
-class AlterColumn(Statement):
-    """`ALTER TABLE name ADD COLUMN c type`, `DROP COLUMN c`, `RENAME COLUMN c TO d`, `ALTER COLUMN c TYPE type`.
+class ColumnChange:
+    """`ADD COLUMN c type`, `DROP COLUMN c`, `RENAME COLUMN c TO d` or `ALTER COLUMN c TYPE type`.
 
     `action` is `add`, `drop`, `rename` or `type`; `to` the type, with its rules, or the new name. Of `ALTER COLUMN c SET
     DEFAULT e` and the like `action` is `set default`, `drop default`, `set not null` or `drop not null`; `to` the expression.
     """
 
-    kind: str
-    name: str
     action: str
     column: str
     to: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AlterColumns(Statement):
+    """`ALTER TABLE | STREAM name change`; `ADD COLUMNS (c type, ...)` and `DROP COLUMNS (c, ...)` are several changes at once.
+
+    `if_needed` is for `ADD COLUMN IF NOT EXISTS` and `DROP COLUMN IF EXISTS`.
+    """
+
+    kind: str
+    name: str
+    changes: tuple[ColumnChange, ...]
+    if_needed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

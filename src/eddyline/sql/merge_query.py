@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from eddyline.sql.default_words import with_default
 from eddyline.sql.dml import DELETE, INSERT, OF_SOURCE, OF_TABLE, PAIRS
 from eddyline.sql.forms import Merge, When
 from eddyline.sql.names import quoted
@@ -23,7 +24,7 @@ class MergeQuery:
     Attributes:
         columns: names of the columns of the table.
         types: their types, as SQL.
-        defaults: the expressions of the columns that have one, for rows that are inserted without them.
+        defaults: the expressions of the columns that have one, by name in lower case.
         given: names of the columns of the source, which `source_query` has.
     """
 
@@ -105,7 +106,7 @@ class MergeQuery:
         for place, (column, kind) in enumerate(zip(self.columns, self.types, strict=True)):
             same = f"{self._table}.{quoted(column)}"
             if of == OF_SOURCE:
-                same = f"CAST({self.defaults.get(column, 'NULL')} AS {kind})"
+                same = f"CAST({with_default('DEFAULT', column, self.defaults)} AS {kind})"
             cases = []
             for number, clause in self._clauses(of):
                 value = self._given_value(clause, column)
@@ -118,7 +119,8 @@ class MergeQuery:
         """Return the expression that a clause gives a column; None if it gives none."""
         if clause.values is None:
             return f"{self._source}.{quoted(column)}"
-        return {name.lower(): text for name, text in clause.values}.get(column.lower())
+        value = {name.lower(): text for name, text in clause.values}.get(column.lower())
+        return value and with_default(value, column, self.defaults)
 
     def _clauses(self, of: str) -> list[tuple[int, When]]:
         return [(n, one) for n, one in enumerate(self.merge.clauses) if one.of == of]

@@ -22,7 +22,8 @@ from eddyline.sql.expectations import Expectation
 from eddyline.sql.forms import (
     KINDS,
     QUERY_HEADS,
-    AlterColumn,
+    AlterColumns,
+    ColumnChange,
     CreateFlow,
     CreateSink,
     CreateStream,
@@ -301,10 +302,10 @@ def _drop(cursor: TokenCursor) -> Drop | SessionFunction:
     return Drop(KINDS[kind], name, if_exists, line=cursor.line)
 
 
-def _alter(cursor: TokenCursor) -> ResetWatermark | AlterColumn | DropConstraint | Retain:
+def _alter(cursor: TokenCursor) -> ResetWatermark | AlterColumns | DropConstraint | Retain:
     change = (cursor.word(), cursor.word(2), cursor.word(3))
     if change[0] in ("TABLE", "STREAM") and change[1:] in _COLUMN_CHANGES:
-        return _alter_column(cursor)
+        return _alter_columns(cursor)
     if change == ("STREAM", "DROP", "CONSTRAINT"):
         cursor.at += 1
         name = cursor.name("the name of the stream")
@@ -328,11 +329,23 @@ def _alter(cursor: TokenCursor) -> ResetWatermark | AlterColumn | DropConstraint
     return ResetWatermark(name, cursor.string(), line=cursor.line)
 
 
-def _alter_column(cursor: TokenCursor) -> AlterColumn:
+def _alter_columns(cursor: TokenCursor) -> AlterColumns:
     kind = KINDS[cursor.one_of("TABLE", "STREAM")]
     name = cursor.name("the name of the table")
     action = _COLUMN_CHANGES[cursor.word(), cursor.word(1)]
     cursor.at += 2
+    if action not in ("add", "drop"):
+        return AlterColumns(kind, name, (_column_change(cursor, action, kind),), line=cursor.line)
+    if_needed = cursor.accept("IF", *(("NOT",) if action == "add" else ()), "EXISTS")
+    changes = []
+    for item in cursor.items(")" if cursor.accept("(") else ""):
+        changes.append(_column_change(item, action, kind))
+        item.end()
+    return AlterColumns(kind, name, tuple(changes), if_needed, line=cursor.line)
+
+
+def _column_change(cursor: TokenCursor, action: str, kind: str) -> ColumnChange:
+    """Consume a column, and the rest of a change."""
     column, to = cursor.name("the name of the column"), ""
     if action == "rename":
         cursor.expect("TO")
@@ -345,7 +358,7 @@ def _alter_column(cursor: TokenCursor) -> AlterColumn:
         # the word before the type stands for the column
         parse_column(cursor.after(cursor.at - 1), stream=kind == "stream")
         to = cursor.rest("the type")
-    return AlterColumn(kind, name, action, column, to, line=cursor.line)
+    return ColumnChange(action, column, to)
 
 
 def _describe(cursor: TokenCursor) -> Describe | DescribeQuery:
@@ -377,7 +390,9 @@ def _explain(cursor: TokenCursor) -> Explain:
 
 _COLUMN_CHANGES = {
     ("ADD", "COLUMN"): "add",
+    ("ADD", "COLUMNS"): "add",
     ("DROP", "COLUMN"): "drop",
+    ("DROP", "COLUMNS"): "drop",
     ("RENAME", "COLUMN"): "rename",
     ("ALTER", "COLUMN"): "type",
 }
