@@ -212,8 +212,9 @@ def test_backfill():
 
 
 @pytest.mark.spark
-def test_growth():
-    result = growth.run(rows=5, repeat=12)
+@pytest.mark.parametrize("run", [growth.run, growth.run_log])
+def test_growth(run):
+    result = run(rows=5, repeat=12)
     assert result.equal
     assert [sample.epoch for sample in result.samples] == list(range(1, 13))
     assert min(result.ratio(name) for name in ("milliseconds", "files", "heap", "python")) > 0

@@ -67,6 +67,7 @@ BENCHMARKS: dict[str, Callable[..., Result]] = {
     "keyed-total": keyed_total.run,
     "history": history.run,
     "growth": growth.run,
+    "log-growth": growth.run_log,
     "mars": mars.run,
     "nexmark": nexmark.run,
     "projects": projects.run,
@@ -97,13 +98,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         help="records in all (grouped-count, relay-parts), of a batch (keyed-total, two-level, "
         "delivery, sinks, sources, telemetry), of the short history (history), before the first run (projects), of the largest batch (mars), of a round (relay), held as state (state), of the log (webstats), of the table (backfill); "
-        "orders changed in an epoch (small), rows of an epoch (console, growth, skew, workers), events of an epoch (nexmark)",
+        "orders changed in an epoch (small), rows of an epoch (console, growth, log-growth, skew, workers), events of an epoch (nexmark)",
     )
     parser.add_argument("--scale", type=float, help="scale factor of TPC-H (small); 0.1 by default")
     parser.add_argument(
         "--repeat",
         type=int,
-        help="timed repetitions; epochs (growth, nexmark, skew, small, state, tpcds), samples (webstats), rounds (console)",
+        help="timed repetitions; epochs (growth, log-growth, nexmark, skew, small, state, tpcds), samples (webstats), rounds (console)",
     )
     parser.add_argument(
         "--flink",

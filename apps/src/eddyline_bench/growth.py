@@ -6,6 +6,7 @@ import gc
 import random
 import tempfile
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,6 +68,7 @@ class Sample:
 class GrowthResult:
     """Samples at equal distances, and the seconds of opening the storage at the end."""
 
+    title: str
     samples: list[Sample]
     opening: float
     equal: bool
@@ -93,7 +95,7 @@ class GrowthResult:
         heads = ["epochs", "ms", "files", "storage, MiB", "Python, MiB", "heap, MiB", "all, MiB"]
         return "\n".join(
             [
-                f"growth: {KEYS} rows a table and stream an epoch, {IDS:,} ids; {RETAINED} epochs retained",
+                f"growth: {self.title}; {RETAINED} epochs retained",
                 aligned(heads, rows),
                 f"ratio: the last third over the third before; opening at the end: {self.opening:.1f} s",
                 verdict(self.equal),
@@ -109,7 +111,72 @@ def run(*, rows: int = KEYS, repeat: int = 6000, cores: int = 2) -> GrowthResult
         repeat: number of epochs.
         cores: number of cores of the local session.
     """
-    chance, samples, times = random.Random(1), list[Sample](), list[float]()
+    chance = random.Random(1)
+
+    def prepare(engine: Engine, folder: Path) -> Callable[[int], object]:
+        facts = engine.table("facts", "id BIGINT, g INT, v DOUBLE", primary_key=("id",))
+        names = engine.table("names", "g INT, name STRING", primary_key=("g",))
+        names.insert(pa.table({"g": range(KEYS), "name": [f"group {g}" for g in range(KEYS)]}))
+        _create_lines(engine, folder)
+        for name, query in VIEWS.items():
+            engine.view(name, query)
+
+        def change(number: int) -> None:
+            ids = chance.sample(range(IDS), rows)
+            values = [chance.random() for _ in ids]
+            with appearing(folder / f"{number}.json") as hidden:
+                hidden.write_text(_lines(ids, number))
+            facts.upsert(pa.table({"id": ids, "g": [i % KEYS for i in ids], "v": values}))
+
+        return change
+
+    title = f"{rows} rows a table and stream an epoch, {IDS:,} ids"
+    return _measured(title, prepare, repeat, cores)
+
+
+def run_log(*, rows: int = 5, repeat: int = 10_000, cores: int = 2) -> GrowthResult:
+    """Run very many epochs of one view over a log that grows by a few lines in each.
+
+    Args:
+        rows: number of lines an epoch.
+        repeat: number of epochs.
+        cores: number of cores of the local session.
+    """
+
+    def prepare(engine: Engine, folder: Path) -> Callable[[int], object]:
+        _create_lines(engine, folder)
+        engine.view("seen", VIEWS["seen"])
+
+        def change(number: int) -> None:
+            with (folder / "log.json").open("a") as log:
+                log.write(_lines(range(number, number + rows), number))
+
+        return change
+
+    return _measured(f"a log grows by {rows} lines an epoch, one view", prepare, repeat, cores)
+
+
+def _create_lines(engine: Engine, folder: Path) -> None:
+    engine.execute(f"CREATE STREAM lines (key INT, at BIGINT) USING json OPTIONS (path '{folder}')")
+
+
+def _lines(keys: Iterable[int], number: int) -> str:
+    """Return lines of an epoch."""
+    return "".join(f'{{"key":{key % KEYS},"at":{number}}}\n' for key in keys)
+
+
+def _measured(
+    title: str,
+    prepare: Callable[[Engine, Path], Callable[[int], object]],
+    repeat: int,
+    cores: int,
+) -> GrowthResult:
+    """Time epochs, look at their storage from time to time, open it anew, and compare all views.
+
+    Args:
+        prepare: creates the relations, whose streams read a folder; returns what gives an epoch its input.
+    """
+    samples, times = list[Sample](), list[float]()
     options = Options(retain_epochs=RETAINED)
     with (
         bench_session(cores) as spark,
@@ -118,23 +185,10 @@ def run(*, rows: int = KEYS, repeat: int = 6000, cores: int = 2) -> GrowthResult
         storage, lines = Path(folder, "storage"), Path(folder, "lines")
         lines.mkdir()
         with Engine(str(storage), spark, options) as engine:
-            facts = engine.table("facts", "id BIGINT, g INT, v DOUBLE", primary_key=("id",))
-            names = engine.table("names", "g INT, name STRING", primary_key=("g",))
-            names.insert(pa.table({"g": range(KEYS), "name": [f"group {g}" for g in range(KEYS)]}))
-            engine.execute(
-                f"CREATE STREAM lines (key INT, at BIGINT) USING json OPTIONS (path '{lines}')"
-            )
-            for name, query in VIEWS.items():
-                engine.view(name, query)
+            change = prepare(engine, lines)
             for number in range(1, repeat + 1):
-                ids = chance.sample(range(IDS), rows)
-                values = [chance.random() for _ in ids]
-                changed = pa.table({"id": ids, "g": [i % KEYS for i in ids], "v": values})
-                written = "".join(f'{{"key":{i % KEYS},"at":{number}}}\n' for i in ids)
-                with appearing(lines / f"{number}.json") as hidden:
-                    hidden.write_text(written)
                 started = time.perf_counter()
-                facts.upsert(changed)
+                change(number)
                 engine.advance()
                 times.append(time.perf_counter() - started)
                 if number % max(repeat // SAMPLES, 1) == 0:
@@ -144,7 +198,7 @@ def run(*, rows: int = KEYS, repeat: int = 6000, cores: int = 2) -> GrowthResult
         with Engine(str(storage), spark, options) as engine:
             opening = time.perf_counter() - started
             equal = bool(engine.verify())
-    return GrowthResult(samples, opening, equal)
+    return GrowthResult(title, samples, opening, equal)
 
 
 def _sample(spark: SparkSession, storage: Path, epoch: int, times: list[float]) -> Sample:
