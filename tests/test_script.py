@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from eddyline.api.script import (
     AlterColumns,
+    AlterView,
     CreateFlow,
     CreateSink,
     CreateStream,
     CreateTable,
+    CreateTableAs,
     CreateView,
     Delete,
     Describe,
@@ -123,6 +125,21 @@ READ: list[tuple[str, Statement]] = [
         ),
     ),
     ("CREATE TABLE 2020_log (`primary` INT)", CreateTable("2020_log", "`primary` INT")),
+    ("CREATE TABLE t AS SELECT 1 AS a", CreateTableAs("t", "SELECT 1 AS a")),
+    (
+        "create table if not exists `a b` as values (1, ';'), (2, 'y') AS x (a, b)",
+        CreateTableAs("a b", "values (1, ';'), (2, 'y') AS x (a, b)", True),
+    ),
+    (
+        "CREATE TABLE t AS WITH x AS (SELECT 1) TABLE x",
+        CreateTableAs("t", "WITH x AS (SELECT 1) TABLE x"),
+    ),
+    ("CREATE TABLE `as` AS (SELECT 1)", CreateTableAs("as", "(SELECT 1)")),
+    ("ALTER VIEW v AS SELECT 1", AlterView("v", "SELECT 1")),
+    (
+        "alter view `as` as with x as (select 1) table x",
+        AlterView("as", "with x as (select 1) table x"),
+    ),
     (
         "CREATE STREAM s (ts TIMESTAMP, a INT) USING json OPTIONS (path '/x', header = true, n -1, a.b 2)",
         CreateStream(
@@ -342,8 +359,13 @@ REFUSED = {
     "CREATE FLOW f AS AUTO CDC INTO t FROM s KEYS (a) SEQUENCE BY x TRACK HISTORY ON (a)": "COLUMNS",
     "CREATE TABLE s (t TIMESTAMP, WATERMARK FOR t AS t)": "use a stream",
     "SELECT * FROM STREAM s WATERMARK t DELAY OF INTERVAL 1 MINUTE": "WATERMARK",
-    "CREATE TABLE t AS SELECT 1": "CREATE VIEW",
+    "CREATE TABLE t (a INT) AS SELECT 1": "INSERT INTO",
+    "CREATE TABLE t (a, PRIMARY KEY (a)) AS SELECT 1": "INSERT INTO",
+    "CREATE TABLE t (PRIMARY KEY (a)) AS SELECT 1": "INSERT INTO",
+    "CREATE TABLE t PRIMARY KEY (a) AS SELECT 1": "INSERT INTO",
     "CREATE TABLE t (a INT) USING parquet": "CREATE STREAM",
+    "CREATE TABLE t USING parquet AS SELECT 1": "leave it out",
+    "CREATE OR REPLACE TABLE t AS SELECT 1": "DROP TABLE",
     "CREATE OR REPLACE TABLE t (a INT)": "DROP TABLE",
     "CREATE FUNCTION f(a INT) RETURNS INT RETURN a": "CREATE TEMPORARY FUNCTION",
     "CREATE TEMPORARY FUNCTION f AS 'x' USING JAR 'y'": "registerJavaFunction",
@@ -401,6 +423,9 @@ WRONG = {
     "CREATE FLOW f AS AUTO CDC INTO t FROM s KEYS (a) COLUMNS * EXCEPT op": "a list of columns in brackets",
     "CREATE VIEW v SELECT 1": "AS is expected at SELECT",
     "CREATE VIEW v AS": "a query is expected",
+    "CREATE TABLE t AS": "a query is expected",
+    "CREATE TABLE t AS INSERT INTO u SELECT 1": "a query is expected",
+    "ALTER VIEW v AS": "a query is expected",
     "INSERT t VALUES (1)": "INTO or OVERWRITE is expected",
     "INSERT INTO t": "a query is expected",
     "TRUNCATE t": "TABLE is expected at t",
@@ -670,6 +695,9 @@ def test_an_epoch_is_run_before_a_select_after_written_rows() -> None:
     run(engine, "SELECT 1; INSERT INTO t VALUES (1); DELETE FROM t; SELECT 2; SELECT 3")
     names = [name for name, *_ in engine.calls]
     assert names == ["sql", "insert_query", "delete_where", "advance", "sql", "sql"]
+    engine = Recorder()
+    run(engine, "CREATE TABLE t AS SELECT 1; SELECT 2")
+    assert [name for name, *_ in engine.calls] == ["create_table_as", "advance", "sql"]
 
 
 def test_if_not_exists_leaves_what_is_there() -> None:

@@ -1,4 +1,4 @@
-"""ALTER TABLE and ALTER STREAM: add, drop, rename and widen columns; set the retention. Detaches views."""
+"""ALTER TABLE and ALTER STREAM: add, drop, rename and widen columns; set the retention. Replaces and detaches views."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from eddyline.api.altered_rules import (
 )
 from eddyline.api.altering_streams import AlteringStreams
 from eddyline.api.column_defaults import checked_defaults
+from eddyline.api.definitions import Definitions
 from eddyline.api.epochs import Epochs
 from eddyline.api.workspace import Workspace
 from eddyline.catalog.column_rules import ColumnRule
@@ -35,7 +36,7 @@ from eddyline.intake.retention import retaining
 from eddyline.runtime.progress import Timer
 from eddyline.source.log_files import as_operations
 from eddyline.spark.schema import arrow_schema
-from eddyline.sql.forms import AlterColumns, Retain
+from eddyline.sql.forms import AlterColumns, AlterView, Retain
 
 
 class Altering:
@@ -46,9 +47,10 @@ class Altering:
     Until then the old table is complete; after a crash the files of the new id are removed as unknown.
     """
 
-    def __init__(self, workspace: Workspace, epochs: Epochs) -> None:
+    def __init__(self, workspace: Workspace, epochs: Epochs, definitions: Definitions) -> None:
         self._workspace = workspace
         self._epochs = epochs
+        self._definitions = definitions
         self._streams = AlteringStreams(workspace, epochs)
 
     def alter(self, statement: AlterColumns) -> None:
@@ -97,6 +99,19 @@ class Altering:
             workspace.save(workspace.catalog.with_entries([detached]))
             workspace.compiler.frames.forget(view.id)
             workspace.forget_plan(view)
+
+    def view(self, statement: AlterView) -> None:
+        """ALTER VIEW name AS query: replace the query of a view, as `Engine.view` does with `replace`.
+
+        Raises:
+            CatalogError: there is no such view, or views that read it don't allow that.
+            QueryError: the query is wrong, or can't be kept live.
+        """
+        workspace = self._workspace
+        with workspace.lock:
+            workspace.check_writable()
+            view = workspace.catalog.get(statement.name, VIEW)
+            self._definitions.view(view.name, statement.query, replace=True)
 
     def retain(self, change: Retain) -> None:
         """Change how long a stream keeps its rows; durable when this returns.

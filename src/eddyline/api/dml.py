@@ -69,6 +69,11 @@ class Dml:
             content = self._with_waiting(entry, content, waiting, small=small)
         content.createOrReplaceTempView(quoted(entry.name))
 
+    def columns(self, query: str) -> StructType:
+        """Return the columns of a query."""
+        with query_errors(query):
+            return self._run(query).schema
+
     def insert(self, entry: Entry, statement: Insert) -> DataFrame:
         """Return the rows of INSERT INTO table (columns) query."""
         names = list(statement.columns or entry.columns.names)
@@ -86,9 +91,9 @@ class Dml:
                 hint="name the columns: INSERT INTO t (a, b) ...",
             )
         fields = _fields(entry, names)
-        renamed = result.toDF(*(field.name for field in fields))
         typed = [col(quoted(f.name)).cast(f.dataType).alias(f.name) for f in fields]
-        return renamed.select(*typed)
+        with query_errors(statement.query_text, table=entry.name):  # a type that can't be cast
+            return result.toDF(*(field.name for field in fields)).select(*typed)
 
     def rows(self, entry: Entry, condition: str | None, alias: str | None = None) -> DataFrame:
         """Return the current rows that meet a condition, which may call the relation `alias`."""

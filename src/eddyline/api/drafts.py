@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from eddyline.catalog.entries import (
     DEAD,
     INTO,
     LOGGED,
+    MADE_AS,
     OF,
     PIPELINE,
     RETAIN,
@@ -30,10 +32,11 @@ from eddyline.changes import OPERATION
 from eddyline.errors import CatalogError, DataError
 from eddyline.intake.event_time import declared_watermark, with_watermark
 from eddyline.intake.retention import with_retention
+from eddyline.plan.types import contains_type, repeats_field
 from eddyline.source.dead_letters import KEY, LETTERS
 from eddyline.source.received import RECEIVED_AT, is_received
 from eddyline.spark.failures import FAILURES
-from eddyline.spark.schema import arrow_schema
+from eddyline.spark.schema import arrow_schema, loose_schema
 from eddyline.sql.columns import split_defaults
 from eddyline.sql.names import check_name
 
@@ -52,6 +55,48 @@ def table(name: str, schema: str | StructType, primary_key: Key) -> Entry:
         raise _reserved(f"table {name}", "only streams have it", "give the column another name")
     entry = Entry("", TABLE, name, columns.json(), key_of(columns, primary_key, name))
     return with_rules(entry, rules)
+
+
+def table_of_query(name: str, query: str, columns: StructType) -> Entry:
+    """Return the entry of a table with the columns of a query, which may all be null.
+
+    Raises:
+        DataError: a column has no type, or one that can't be kept, or a name that another has.
+    """
+    names = [column.lower() for column in columns.names]
+    for column in columns.names:
+        if names.count(column.lower()) > 1:
+            raise DataError(
+                f"the query of table {name} has several columns named {column}",
+                condition="DUPLICATE_COLUMN",
+                table=name,
+                hint="give them different names with AS",
+            )
+    for field in columns:
+        way_out = ""
+        if contains_type(field.dataType, ("void",)):
+            way_out = "give its values a type: CAST(NULL AS INT), CAST(array() AS ARRAY<INT>)"
+        elif repeats_field(field.dataType):
+            way_out = "give the fields of a struct different names"
+        if way_out:
+            raise DataError(
+                f"column {field.name} has the type {field.dataType.simpleString()}, which can't be kept",
+                condition="UNSUPPORTED_TYPE",
+                table=name,
+                hint=way_out,
+            )
+    plain = [StructField(field.name, field.dataType) for field in loose_schema(columns)]
+    made = table(name, StructType(plain), ())
+    return replace(made, options={**made.options, MADE_AS: _hash(query)})
+
+
+def is_made_as(entry: Entry, query: str) -> bool:
+    """Return whether CREATE TABLE AS has made an entry from this query."""
+    return entry.options.get(MADE_AS) == _hash(query)
+
+
+def _hash(query: str) -> str:
+    return hashlib.sha256(query.encode()).hexdigest()
 
 
 def stream_of_frame(
@@ -267,15 +312,21 @@ def same(entry: Entry, present: Entry) -> bool:
     if entry.format.lower() == present.format.lower():
         entry = replace(entry, format=present.format)
     own = replace(entry, id=present.id, name=present.name, since=present.since)
-    options = {name: text for name, text in present.options.items() if name != LOGGED}
+    passed = (LOGGED, MADE_AS)
+    options = {name: text for name, text in present.options.items() if name not in passed}
     return own == replace(present, options=options)
 
 
-def name_taken(entry: Entry) -> CatalogError:
-    """Return the error for a name that has another definition."""
+def name_taken(entry: Entry, *, way_out: str = "") -> CatalogError:
+    """Return the error for a name that has another definition.
+
+    Args:
+        way_out: what else a statement for a table can do.
+    """
     hint = "take another name, or drop it first"
     if entry.kind == TABLE:
         hint += "; ALTER TABLE changes its columns, and their NOT NULL, DEFAULT and lengths"
+        hint += f"; {way_out}" if way_out else ""
     return CatalogError(
         f"{entry.kind} {entry.name} exists with another definition",
         condition="NAME_TAKEN",

@@ -84,7 +84,7 @@ class Engine(ChangeFlows, Monitored, Served):
         self.writing = Writing(self._workspace)
         self._streams = Streams(self._workspace, self.writing)
         self._definitions = Definitions(self._workspace, self._epochs)
-        self.altering = Altering(self._workspace, self._epochs)
+        self.altering = Altering(self._workspace, self._epochs, self._definitions)
         self._running = RunLoop(
             self._workspace, self._epochs, self._definitions, self._streams, self._reading
         )

@@ -13,10 +13,12 @@ from eddyline.spark.failures import query_errors
 from eddyline.sql.dialect import remove_emit_final
 from eddyline.sql.forms import (
     AlterColumns,
+    AlterView,
     CreateFlow,
     CreateSink,
     CreateStream,
     CreateTable,
+    CreateTableAs,
     CreateView,
     Delete,
     Describe,
@@ -45,10 +47,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlterColumns",
+    "AlterView",
     "CreateFlow",
     "CreateSink",
     "CreateStream",
     "CreateTable",
+    "CreateTableAs",
     "CreateView",
     "Delete",
     "Describe",
@@ -75,7 +79,9 @@ __all__ = [
 
 
 class ScriptWriting(Protocol):
-    """The methods that INSERT, DELETE, UPDATE and MERGE call. `Writing` documents them."""
+    """The methods that CREATE TABLE AS, INSERT, DELETE, UPDATE and MERGE call. `Writing` documents them."""
+
+    def create_table_as(self, statement: CreateTableAs) -> None: ...
 
     def insert_query(self, statement: Insert) -> None: ...
 
@@ -93,9 +99,11 @@ class ScriptWriting(Protocol):
 
 
 class ScriptAltering(Protocol):
-    """The methods that ALTER TABLE and ALTER STREAM call. `Altering` documents them."""
+    """The methods that ALTER TABLE, STREAM and VIEW call. `Altering` documents them."""
 
     def alter(self, statement: AlterColumns) -> None: ...
+
+    def view(self, statement: AlterView) -> None: ...
 
     def retain(self, change: Retain) -> None: ...
 
@@ -203,7 +211,7 @@ def run_script(engine: ScriptEngine, text: str) -> DataFrame | None:
         except EddylineError as error:
             error.add_note(f"in the statement at line {statement.line} of the script")
             raise
-        written |= isinstance(statement, Insert | Delete | Update | Merge)
+        written |= isinstance(statement, CreateTableAs | Insert | Delete | Update | Merge)
         last = last if result is None else result
     return last
 
@@ -220,6 +228,10 @@ def run_statement(engine: ScriptEngine, statement: Statement) -> DataFrame | Non
 def _create_table(engine: ScriptEngine, statement: CreateTable) -> None:
     if not _exists(engine, statement):
         engine.table(statement.name, statement.schema_ddl, primary_key=statement.primary_key)
+
+
+def _create_table_as(engine: ScriptEngine, statement: CreateTableAs) -> None:
+    engine.writing.create_table_as(statement)
 
 
 def _create_stream(engine: ScriptEngine, statement: CreateStream) -> None:
@@ -326,6 +338,10 @@ def _alter_columns(engine: ScriptEngine, statement: AlterColumns) -> None:
     engine.altering.alter(statement)
 
 
+def _alter_view(engine: ScriptEngine, statement: AlterView) -> None:
+    engine.altering.view(statement)
+
+
 def _drop_constraint(engine: ScriptEngine, statement: DropConstraint) -> None:
     engine.expecting.drop_constraint(statement)
 
@@ -370,10 +386,12 @@ def _select(engine: ScriptEngine, statement: Select) -> DataFrame:
 
 _RUN: dict[type[Statement], Callable[[ScriptEngine, Any], DataFrame | None]] = {
     AlterColumns: _alter_columns,
+    AlterView: _alter_view,
     CreateFlow: _create_flow,
     CreateSink: _create_sink,
     CreateStream: _create_stream,
     CreateTable: _create_table,
+    CreateTableAs: _create_table_as,
     CreateView: _create_view,
     Delete: _delete,
     Describe: _describe,

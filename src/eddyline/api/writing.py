@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from eddyline.answers.state_sizes import state_size
+from eddyline.api import drafts
 from eddyline.api.column_defaults import rules_for
 from eddyline.api.dml import Dml
 from eddyline.api.workspace import Workspace
@@ -28,7 +29,7 @@ from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import Segment
 from eddyline.source.user_rows import Rows
 from eddyline.spark.schema import arrow_schema
-from eddyline.sql.forms import Insert, Merge
+from eddyline.sql.forms import CreateTableAs, Insert, Merge
 from eddyline.sql.names import quoted
 
 
@@ -45,6 +46,7 @@ class Writing:
         # a dropped table takes its log, and so its group, with it
         self._groups: WeakKeyDictionary[RedoLog, tuple[Entry, GroupCommit[pa.Table]]]
         self._groups = WeakKeyDictionary()
+        self._new = ""  # id of the table that `create_table_as` is making
 
     def write(self, table: str, operations: Sequence[tuple[str, Rows]]) -> None:
         """Write operations (`append` or `delete`, rows), all or none; epochs go on meanwhile.
@@ -74,6 +76,49 @@ class Writing:
             parts = [((DELETE,), dml.rows(entry, None))] if statement.overwrite else []
             parts.append(((APPEND,), dml.insert(entry, statement)))
             self._write(entry, parts, append, read)
+
+    def create_table_as(self, statement: CreateTableAs, *, rows: bool = True) -> None:
+        """CREATE TABLE name AS query: make a table with the columns and the rows of a query, or neither.
+
+        The rows are in the redo log before the catalog has the table. After a crash in between they
+        are removed when the storage is opened, as those of an unknown id.
+
+        Args:
+            rows: whether to insert the rows; if not, the table is empty.
+
+        Raises:
+            CatalogError: the name is another's. DataError: a table can't have such a column.
+            QueryError: the query is wrong, or fails.
+        """
+        workspace, name = self._workspace, statement.name
+        query = workspace.plain_sql(statement.query)
+        with workspace.lock:
+            workspace.check_writable()
+            if (present := workspace.catalog.find(name)) is not None:
+                unchanged = statement.if_not_exists or drafts.is_made_as(present, statement.query)
+                if present.kind == TABLE and unchanged:
+                    return
+                raise drafts.name_taken(present, way_out="CREATE TABLE IF NOT EXISTS leaves it")
+            dml, read = self._dml(query)
+            draft = drafts.table_of_query(name, statement.query, dml.columns(query))
+            catalog = workspace.catalog.add(draft)
+            entry = catalog.get(name)
+            found = dml.insert(entry, Insert(name, None, query))
+            workspace.save(replace(workspace.catalog, next_id=catalog.next_id), final=False)
+            self._new = entry.id
+            try:
+                parts = [((APPEND,), found)] if rows else []
+                self._write(entry, parts, partial(self._append_part, entry), read)
+                workspace.save(catalog)
+            except BaseException:
+                if workspace.writes and entry.id not in workspace.catalog.ids:
+                    # remaining files are removed when the storage is opened
+                    with suppress(OSError, EddylineError):
+                        workspace.sources.remove(entry)
+                raise
+            finally:
+                self._new = ""
+            workspace.sources.open_inbox(entry)
 
     def delete_where(self, table: str, condition: str | None, alias: str | None = None) -> None:
         """DELETE FROM table alias WHERE condition."""
@@ -126,7 +171,7 @@ class Writing:
         with workspace.lock:
             entry = workspace.catalog.get(table, TABLE)
             with workspace.sources.log(entry).writing:
-                yield entry, lambda operations: self._append(entry, [operations])
+                yield entry, partial(self._append_part, entry)
 
     def _write(
         self,
@@ -159,6 +204,10 @@ class Writing:
             append(pa.concat_tables([as_operations(part, kind) for _, kind, part in found]))
         else:
             self._write_files(entry, tasks, attempt)
+
+    def _append_part(self, entry: Entry, operations: pa.Table) -> None:
+        """Append operations of one statement to the log of a table."""
+        self._append(entry, [operations])
 
     def _append(self, entry: Entry, operations: Sequence[pa.Table]) -> None:
         """Append operations to the log of a table, as one entry."""
@@ -201,6 +250,8 @@ class Writing:
 
     def _check_same(self, entry: Entry) -> None:
         """Raise an error if a table has been altered or dropped."""
+        if entry.id == self._new:
+            return
         present = self._workspace.catalog.get(entry.name, TABLE)
         if (present.id, present.options) != (entry.id, entry.options):
             raise being_altered()

@@ -31,6 +31,7 @@ COMMIT_INTERVAL = (
 RETAIN = "retain"  # another one, see `intake/retention.py`
 EXPECTATIONS = "row expectations"  # option of a stream or view: see `catalog/expectations.py`
 LOGGED = "log columns"  # option of a stream whose columns have changed: see `catalog/logged.py`
+MADE_AS = "made as"  # option of a table that CREATE TABLE AS has made: a hash of the query
 LEFT = "left"  # in the metadata of a column of a log that the stream no longer has
 LATER = "later"  # in the metadata of a column that was added to a stream of operations: it comes after `OP`
 COMPANION = "companion of"  # option of a view that belongs to a relation: its name in lower case

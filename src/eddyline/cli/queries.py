@@ -173,9 +173,11 @@ def _answer_from_files(storage: str, query: str, statement: Statement | None) ->
 def _explain(args: argparse.Namespace) -> int:
     from eddyline.api.script import (
         AlterColumns,
+        AlterView,
         CreateFlow,
         CreateStream,
         CreateTable,
+        CreateTableAs,
         CreateView,
         Drop,
         DropConstraint,
@@ -189,6 +191,7 @@ def _explain(args: argparse.Namespace) -> int:
         CreateStream,
         CreateFlow,
         AlterColumns,
+        AlterView,
         DropConstraint,
         CreateView,
         Drop,
@@ -199,7 +202,9 @@ def _explain(args: argparse.Namespace) -> int:
     options = replace(Options.from_environment(), catalog="")  # the storage is thrown away
     with tempfile.TemporaryDirectory() as storage, open_engine(storage, options) as engine:
         for statement in statements:
-            if isinstance(statement, defining):
+            if isinstance(statement, CreateTableAs):
+                engine.writing.create_table_as(statement, rows=False)
+            elif isinstance(statement, defining):
                 run_statement(engine, statement)
             if isinstance(statement, CreateView):
                 views[statement.name] = None

@@ -55,6 +55,12 @@ def is_always_empty(data_type: DataType) -> bool:
     )
 
 
+def repeats_field(data_type: DataType) -> bool:
+    """Return whether a type is or contains a struct with two fields of one name."""
+    names = data_type.names if isinstance(data_type, StructType) else []
+    return len(set(names)) < len(names) or any(repeats_field(one) for one, _ in _parts(data_type))
+
+
 def _parts(data_type: DataType) -> list[tuple[DataType, bool]]:
     """Return the types right within a type, each with whether its values may be null."""
     if isinstance(data_type, StructType):

@@ -18,6 +18,7 @@ CLAUSES = {
     "SCHEDULE": "leave it out: a view is always up to date with the last committed epoch",
     "STORED": _FILES,
     "TBLPROPERTIES": "leave it out: settings are given as Options or EDDYLINE_* variables",
+    "USING": "leave it out; CREATE STREAM ... USING reads other systems' data",
 }
 """Clauses of other systems after the name and columns of a table or view, each with a way out."""
 

@@ -34,6 +34,16 @@ class CreateTable(Statement):
 
 
 @dataclass(frozen=True, slots=True)
+class CreateTableAs(Statement):
+    """`CREATE TABLE [IF NOT EXISTS] name AS query`, which may be `VALUES ...`."""
+
+    kind: ClassVar[str] = "table"
+    name: str
+    query: str
+    if_not_exists: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class CreateStream(Statement):
     """`CREATE STREAM name (columns, PRIMARY KEY (...)) USING format OP column OPTIONS (...)`.
 
@@ -171,6 +181,14 @@ class Drop(Statement):
     kind: str
     name: str
     if_exists: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AlterView(Statement):
+    """`ALTER VIEW name AS query`."""
+
+    name: str
+    query: str
 
 
 @dataclass(frozen=True, slots=True)

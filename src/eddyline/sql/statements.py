@@ -23,11 +23,13 @@ from eddyline.sql.forms import (
     KINDS,
     QUERY_HEADS,
     AlterColumns,
+    AlterView,
     ColumnChange,
     CreateFlow,
     CreateSink,
     CreateStream,
     CreateTable,
+    CreateTableAs,
     CreateView,
     Describe,
     DescribeQuery,
@@ -47,7 +49,7 @@ from eddyline.sql.view_columns import parse_brackets, with_columns
 WAYS_OUT = {
     "ALTER": "a table or stream has ADD COLUMN c type, DROP COLUMN c, RENAME COLUMN c TO d, ALTER COLUMN c TYPE "
     "type; a table also ALTER COLUMN c SET NOT NULL, DROP NOT NULL, SET DEFAULT e, DROP DEFAULT; a stream also DROP "
-    "CONSTRAINT c, RESET WATERMARK, RETAIN; a view CREATE OR REPLACE VIEW; else DROP it and CREATE it anew",
+    "CONSTRAINT c, RESET WATERMARK, RETAIN; a view AS query, as CREATE OR REPLACE VIEW; else DROP it and CREATE it anew",
     "BEGIN": "write the statements one after another, without BEGIN and END",
     "CACHE": "leave it out: the result of a view is stored already",
     "FUNCTION": "CREATE TEMPORARY FUNCTION name(a INT) RETURNS INT RETURN expression, in each script that uses it",
@@ -57,6 +59,8 @@ WAYS_OUT = {
     "USE": "leave it out: all names of an engine live side by side",
 }
 """Refused statements and objects of other SQL systems, each with what to do instead."""
+
+_COLUMNS_FIRST = "CREATE TABLE with the columns and the key, then INSERT INTO it"
 
 _DEFAULT_WAY_OUT = (
     "a script holds CREATE or DROP of a TABLE, STREAM, VIEW or SINK; CREATE FLOW; INSERT, DELETE, UPDATE, MERGE; "
@@ -134,18 +138,26 @@ def _create(cursor: TokenCursor) -> Statement:
         return _create_stream(cursor, name, if_not_exists)
     if kind == "SINK":
         return _create_sink(cursor, name, if_not_exists)
+    return _create_table(cursor, name, if_not_exists)
+
+
+def _create_table(
+    cursor: TokenCursor, name: str, if_not_exists: bool
+) -> CreateTable | CreateTableAs:
     if cursor.accept("AS"):
-        cursor.refuse("CREATE TABLE ... AS", "use CREATE VIEW, or INSERT INTO a table")
+        return CreateTableAs(name, _query(cursor), if_not_exists, line=cursor.line)
     refuse_clauses(cursor, "TABLE")
+    if cursor.word() == "PRIMARY":
+        cursor.refuse("PRIMARY KEY before AS", _COLUMNS_FIRST)
     schema_ddl, primary_key, watermark, expected = _columns(cursor)
+    if cursor.word() == "AS":
+        cursor.refuse("a list of columns before AS", _COLUMNS_FIRST)
     if watermark is not None:
         cursor.refuse("WATERMARK of a table", "a table's rows can change at any time; use a stream")
     if expected:
         cursor.refuse("CONSTRAINT of a table", "give it to a view of the table, or to a stream")
     if schema_ddl is None:
         cursor.fail("no column is given")
-    if cursor.word() == "USING":
-        cursor.refuse("CREATE TABLE ... USING", "CREATE STREAM ... USING reads other systems' data")
     refuse_clauses(cursor, "TABLE")
     return CreateTable(name, schema_ddl, primary_key, if_not_exists, line=cursor.line)
 
@@ -302,8 +314,15 @@ def _drop(cursor: TokenCursor) -> Drop | SessionFunction:
     return Drop(KINDS[kind], name, if_exists, line=cursor.line)
 
 
-def _alter(cursor: TokenCursor) -> ResetWatermark | AlterColumns | DropConstraint | Retain:
+def _alter(
+    cursor: TokenCursor,
+) -> ResetWatermark | AlterColumns | AlterView | DropConstraint | Retain:
     change = (cursor.word(), cursor.word(2), cursor.word(3))
+    if change[:2] == ("VIEW", "AS"):
+        cursor.at += 1
+        name = cursor.name("the name of the view")
+        cursor.expect("AS")
+        return AlterView(name, _query(cursor), line=cursor.line)
     if change[0] in ("TABLE", "STREAM") and change[1:] in _COLUMN_CHANGES:
         return _alter_columns(cursor)
     if change == ("STREAM", "DROP", "CONSTRAINT"):
