@@ -136,6 +136,13 @@ def test_the_table_is_an_ordinary_one(engine: el.Engine) -> None:
     assert "made" not in left(engine)[0]
 
 
+def test_names_may_hold_backquotes(engine: el.Engine) -> None:
+    engine.execute("CREATE TABLE t AS SELECT 1 AS ```a```, 2 AS `b c`")
+    engine.advance()
+    frame = engine.sql("SELECT * FROM t")
+    assert (frame.columns, frame.collect()) == (["`a`", "b c"], [(1, 2)])
+
+
 def test_rows_of_statements_before_it_are_in_it(engine: el.Engine, written_in: str) -> None:
     answer = engine.execute(
         "INSERT INTO sales VALUES (100, 'z', 1);"

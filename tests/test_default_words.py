@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,22 +25,31 @@ def engine(tmp_path: Path, spark: SparkSession) -> Iterator[el.Engine]:
 @pytest.mark.parametrize(
     ("rows", "wanted"),
     [
-        ("VALUES (DEFAULT)", "VALUES (#)"),
-        ("values (1, default), (Default, 2)", "values (1, ~), (#, 2)"),
+        ("VALUES (DEFAULT)", "VALUES (<# int>)"),
+        (
+            "values (1, default), (Default, 2)",
+            "values (<1 int>, <~ map<int, int>>), (<# int>, <2 map<int, int>>)",
+        ),
         ("VALUES (array(DEFAULT), 'DEFAULT', `DEFAULT`)", None),
         ("VALUES (DEFAULT + 1, -DEFAULT)", None),
-        ("VALUES (f(1, 2), DEFAULT)", "VALUES (f(1, 2), ~)"),
-        ("VALUES (map(1, DEFAULT), DEFAULT)", "VALUES (map(1, DEFAULT), ~)"),
-        ("VALUES (1, 2, DEFAULT)", "VALUES (1, 2, NULL)"),
-        ("VALUES (/* DEFAULT */ 1, /* , */ DEFAULT)", "VALUES (/* DEFAULT */ 1, /* , */ ~)"),
+        ("VALUES (f(1, 2), DEFAULT)", "VALUES (f(1, 2), <~ map<int, int>>)"),
+        ("VALUES (map(1, DEFAULT), DEFAULT)", "VALUES (map(1, DEFAULT), <~ map<int, int>>)"),
+        ("VALUES (1, 2, DEFAULT)", "VALUES (1, 2, <NULL void>)"),
+        (
+            "VALUES (/* DEFAULT */ 1, /* , */ DEFAULT)",
+            "VALUES (/* DEFAULT */ 1, /* , */ <~ map<int, int>>)",
+        ),
+        ("VALUES (1, 2) AS v(a, default)", None),
+        ("VALUES (1, 2) UNION ALL SELECT a, coalesce(null, default) FROM t", None),
+        ("VALUES coalesce(1, DEFAULT), 4", None),
         ("SELECT DEFAULT", None),
         ("TABLE default", None),
     ],
 )
 def test_the_word_is_replaced_where_it_is_a_whole_value(rows: str, wanted: str | None) -> None:
-    found = rows_with_defaults(rows, ["A", "b"], {"a": "#", "b": "~"})
-    for value in ("#", "~", "NULL"):
-        found = found.replace(f"({value}\n)", value)
+    columns = [("A", "int"), ("b", "map<int, int>")]
+    found = rows_with_defaults(rows, columns, {"a": "#", "b": "~"})
+    found = re.sub(r"CAST\(\((\S+)\n\) AS (void|int|map<int, int>)\)", r"<\1 \2>", found)
     assert found == (wanted or rows)
 
 
@@ -89,3 +99,14 @@ def test_the_default_of_a_column_without_one_is_null(engine: el.Engine) -> None:
             engine.execute(statement)
         assert caught.value.condition == condition
     assert engine.execute("SELECT * FROM t").collect() == []
+
+
+@pytest.mark.spark
+def test_a_default_does_not_change_the_type_of_other_rows(engine: el.Engine) -> None:
+    engine.execute(
+        "CREATE TABLE t (id INT, s STRING DEFAULT 1.5, l BIGINT DEFAULT 1e0);"
+        "INSERT INTO t VALUES (1, 7, 9007199254740993), (2, DEFAULT, DEFAULT), (3, 'abc', 1)"
+    )
+    engine.advance()
+    rows = engine.execute("SELECT * FROM t ORDER BY id").collect()
+    assert [tuple(row) for row in rows] == [(1, "7", 2**53 + 1), (2, "1.5", 1), (3, "abc", 1)]

@@ -153,6 +153,11 @@ def test_the_cause_of_an_error_is_one_line() -> None:
     text = f"Exception thrown in awaitResult: \n\tat x\nCaused by: Job aborted: {task}\n\tat y"
     assert lost_task(text) == message_of(RuntimeError(text)) == "ExecutorLostFailure (gone)"
     assert message_of(RuntimeError("[X] one\ntwo\n\tat x\n\tat y")) == "[X] one two"
+    for place in (
+        "SQL (line 1, position 8) ==\nSELECT 1",
+        'DataFrame ==\n"cast" was called from\n/x.py:1',
+    ):
+        assert message_of(RuntimeError(f"[X] one\n== {place}\n")) == "[X] one"
     assert message_of(RecursionError()) == "it nests too deeply"
     python = "Traceback (most recent call last):\n  File x\nValueError: no\n\n\tat y"
     assert message_of(RuntimeError(f"{task}: {python}")) == "ValueError: no"

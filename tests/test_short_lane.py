@@ -239,17 +239,23 @@ def test_parts_of_a_large_input_are_evaluated_side_by_side(
         assert engine.verify()
 
 
-def test_a_context_within_another_gives_the_thread_back_to_it(spark: SparkSession) -> None:
+def test_parts_without_a_free_thread_are_evaluated_in_the_same_context(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     driver = Driver(epoch_session(spark, 2, "UTC", {}))
     frame = rows_later(driver, StructType.fromDDL("t STRING"))
     result = frame.selectExpr("cast(t as timestamp) as m")  # by the settings of the task
     plan = DriverPlan(driver, result._jdf.queryExecution().executedPlan(), result.schema)
     table = pa.table({"t": ["2026-01-01 00:00:00"] * 3})
-    with driver.context() as outer:
-        whole = plan(table, outer)
-        with driver.context() as inner:
-            assert plan(table, inner).equals(whole)
-        assert plan(table, outer).equals(whole)
+    monkeypatch.setattr(
+        "eddyline.spark.driver.side_by_side", lambda works: [work() for work in works]
+    )
+    plan.prepare(3)
+    with driver.context() as context:
+        whole = plan(table, context)
+        found = context.beside(plan, [table.slice(n, 1) for n in range(3)])
+        assert pa.concat_tables(found).equals(whole)
+        assert plan(table, context).equals(whole)
 
 
 def test_an_epoch_takes_the_lane_by_its_rows(tmp_path: Path, spark: SparkSession) -> None:

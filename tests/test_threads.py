@@ -24,12 +24,12 @@ def test_the_first_work_runs_here_and_the_others_beside_it() -> None:
 
 
 def test_works_without_a_free_thread_run_here() -> None:
-    leave = threading.Event()
+    leave, left = threading.Event(), list[bool]()
     busy = threading.Barrier(MOST + 1, timeout=30)
 
     def block() -> None:
         busy.wait()
-        leave.wait(30)
+        left.append(leave.wait(30))
 
     others = threading.Thread(target=side_by_side, args=([block] * MOST,))
     others.start()  # one work in it, and one in each of the threads for others
@@ -37,6 +37,7 @@ def test_works_without_a_free_thread_run_here() -> None:
         busy.wait()
         here = threading.get_ident()
         assert side_by_side([threading.get_ident] * 3) == [here] * 3
+        assert not left  # it hasn't waited for them
     finally:
         leave.set()
         others.join()

@@ -67,7 +67,7 @@ def changed_columns(relation: Entry, change: ColumnChange) -> tuple[Fields, tupl
         )
     if change.action == DROP:
         if len(fields) == 1:
-            raise wrong(relation, "its only column can't leave", f"DROP {relation.kind.upper()}")
+            raise wrong(relation, "no column would be left", f"DROP {relation.kind.upper()}")
         return [*fields[:place], *fields[place + 1 :]], key
     wider, _ = declared_column(relation, field.name, change.to)
     if not widens(field.dataType, wider.dataType):

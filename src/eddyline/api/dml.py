@@ -76,21 +76,23 @@ class Dml:
 
     def insert(self, entry: Entry, statement: Insert) -> DataFrame:
         """Return the rows of INSERT INTO table (columns) query."""
-        names = list(statement.columns or entry.columns.names)
+        fields = list(entry.columns)
+        if statement.columns is not None:
+            fields = _fields(entry, statement.columns)
         text = statement.query_text
         if not statement.by_name:
-            text = rows_with_defaults(text, names, _defaults(entry))
-        result = self._run(text)
+            columns = [(field.name, sql_type(field.dataType)) for field in fields]
+            text = rows_with_defaults(text, columns, _defaults(entry))
+        result = self._run(text, statement.query_text)
         if statement.by_name:
-            names = result.columns
-        if len(result.columns) != len(names):
+            fields = _fields(entry, result.columns)
+        if len(result.columns) != len(fields):
             raise DataError(
-                f"INSERT gives {len(result.columns)} columns, wanted are {len(names)}",
+                f"INSERT gives {len(result.columns)} columns, wanted are {len(fields)}",
                 condition="WRONG_WIDTH",
                 table=entry.name,
                 hint="name the columns: INSERT INTO t (a, b) ...",
             )
-        fields = _fields(entry, names)
         typed = [col(quoted(f.name)).cast(f.dataType).alias(f.name) for f in fields]
         with query_errors(statement.query_text, table=entry.name):  # a type that can't be cast
             return result.toDF(*(field.name for field in fields)).select(*typed)

@@ -126,7 +126,7 @@ class _Piece:
         of_none: whether it returns rows for an empty input, as a global aggregate does.
         shuffled: whether its output names the bucket of each row.
         one_to_one: whether it has one row for each row of its input, in the same order.
-        row_wise: whether its output for some rows doesn't depend on the others.
+        row_wise: whether Spark computes its output for some rows without regard to the others.
     """
 
     source: int
@@ -283,7 +283,7 @@ def _piece(driver: Driver, catalyst: Catalyst, piece: Piece) -> _Piece:
         plan, kinds = _driver_plan(driver, catalyst, piece.plan, piece.placeholder, piece.schema)
         one_to_one = _ONE_TO_ONE.issuperset(kinds)
     of_none = not _AGGREGATES.isdisjoint(kinds)
-    row_wise = _ROW_WISE.issuperset(kinds)
+    row_wise = bool(kinds) and _ROW_WISE.issuperset(kinds)
     return _Piece(piece.source, plan, of_none, BUCKET in piece.schema.names, one_to_one, row_wise)
 
 

@@ -189,7 +189,6 @@ public final class Evaluator {
         private final TaskMemoryManager memory;
         private final RandomAccessFile input;
         private final RandomAccessFile output;
-        private final TaskContext outer = TaskContext$.MODULE$.get();
         private final long cpu = cpuTime();
 
         Task(Evaluator evaluator, long number, String input, String output) throws Exception {
@@ -229,11 +228,7 @@ public final class Evaluator {
                 context.markTaskCompleted(scala.Option.apply(null));
                 memory.cleanUpAllAllocatedMemory();
             } finally {
-                if (outer == null) {
-                    TaskContext$.MODULE$.unset();
-                } else {
-                    TaskContext$.MODULE$.setTaskContext(outer);
-                }
+                TaskContext$.MODULE$.unset();
                 input.close();
                 output.close();
             }

@@ -152,9 +152,12 @@ class TaskContext:
     def beside(
         self, function: Callable[[pa.Table, TaskContext], R], parts: Sequence[pa.Table]
     ) -> list[R]:
-        """Return the results of a function over some tables; all but the first one in other threads, in contexts of their own."""
+        """Return the results of a function over some tables, side by side; other threads have contexts of their own."""
+        here = threading.get_ident()
 
         def apart(part: pa.Table) -> R:
+            if threading.get_ident() == here:  # no other thread was free
+                return function(part, self)
             with TaskContext(self._evaluator) as context:
                 return function(part, context)
 

@@ -33,7 +33,7 @@ _LOST_WORKER = re.compile(
     r"\n\s+at org\.apache\.spark\.api\.python\.PythonWorkerFactory\."
 )
 _CAUSED, _AWAITED = "Caused by: ", "Exception thrown in awaitResult"
-_DETAILS = re.compile(r"\n\nJVM stacktrace|;\n|\n== SQL|\n=== |\n\s+at ")
+_DETAILS = re.compile(r"\n\nJVM stacktrace|;\n|\n== (?:SQL|DataFrame)\b|\n=== |\n\s+at ")
 _FAULTS_OF_THE_QUERY = (
     AnalysisException,
     IllegalArgumentException,

@@ -70,9 +70,7 @@ def side_by_side(works: Sequence[Callable[[], R]]) -> list[R]:
                 add_cpu_time(ns)
         return results
     finally:
-        for future in futures:
-            future.cancel()
-        wait(futures)
+        wait([future for future in futures if not future.cancel()])
 
 
 def _measured(work: Callable[[], R]) -> tuple[R, int]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from eddyline.sql.lexer import split
+from eddyline.sql.lexer import TokenCursor, split
 
 
 def with_default(value: str, column: str, defaults: Mapping[str, str]) -> str:
@@ -20,38 +20,40 @@ def with_default(value: str, column: str, defaults: Mapping[str, str]) -> str:
     return defaults.get(column.lower(), "NULL") if value.strip().upper() == "DEFAULT" else value
 
 
-def rows_with_defaults(query: str, columns: Sequence[str], defaults: Mapping[str, str]) -> str:
+def rows_with_defaults(
+    query: str, columns: Sequence[tuple[str, str]], defaults: Mapping[str, str]
+) -> str:
     r"""Return a query whose rows after VALUES have the defaults of their columns where they say DEFAULT.
 
+    All values of such a column are cast to its type, as Spark finds one type for the values of a column first.
+
     Args:
-        columns: the column of each value of a row.
+        columns: name and type of the column of each value of a row.
         defaults: as for `with_default`.
 
     Example:
-        >>> rows_with_defaults("VALUES (1, DEFAULT), (2, abs(-3))", ["a", "b"], {"b": "7"})
-        'VALUES (1, (7\n)), (2, abs(-3))'
+        >>> rows_with_defaults("VALUES (1, DEFAULT)", [("a", "int"), ("b", "int")], {"b": "7"})
+        'VALUES (1, CAST((7\n) AS int))'
     """
+    given = list(_values(query))
+    places = {
+        place for place, value in given if len(value.tokens) == 1 and value.word() == "DEFAULT"
+    }
+    text, copied = "", 0
+    for place, value in given:
+        if place not in places:
+            continue
+        name, kind = columns[place] if place < len(columns) else ("", "void")
+        start, end = value.tokens[0].start, value.tokens[-1].end + 1
+        text += f"{query[copied:start]}CAST(({with_default(query[start:end], name, defaults)}\n) AS {kind})"
+        copied = end
+    return text + query[copied:]
+
+
+def _values(query: str) -> Iterator[tuple[int, TokenCursor]]:
+    """Yield the values of the rows in brackets that follow VALUES, each with its place in the row."""
     cursor = next(split(query))
-    if not cursor.accept("VALUES"):
-        return query
-    found, copied, depth, place = "", 0, 0, 0
-    while not cursor.done:
-        word, token = cursor.word(), cursor.tokens[cursor.at]
-        if word in ("(", "[", "{"):
-            depth += 1
-            place = 0 if depth == 1 else place
-        elif word in (")", "]", "}"):
-            depth -= 1
-        elif depth == 1 and word == ",":
-            place += 1
-        elif (
-            depth == 1
-            and word == "DEFAULT"
-            and cursor.word(-1) in ("(", ",")
-            and cursor.word(1) in (",", ")")
-        ):
-            column = columns[place] if place < len(columns) else ""
-            found += f"{query[copied : token.start]}({with_default(word, column, defaults)}\n)"
-            copied = token.end + 1
-        cursor.at += 1
-    return found + query[copied:]
+    follows = cursor.accept("VALUES")
+    while follows and cursor.accept("("):
+        yield from enumerate(cursor.items(")"))
+        follows = cursor.accept(",")

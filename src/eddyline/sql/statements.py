@@ -47,7 +47,7 @@ from eddyline.sql.lexer import TokenCursor, split
 from eddyline.sql.view_columns import parse_brackets, with_columns
 
 WAYS_OUT = {
-    "ALTER": "a table or stream has ADD COLUMN c type, DROP COLUMN c, RENAME COLUMN c TO d, ALTER COLUMN c TYPE "
+    "ALTER": "a table or stream has ADD COLUMNS (c type), DROP COLUMNS (c), RENAME COLUMN c TO d, ALTER COLUMN c TYPE "
     "type; a table also ALTER COLUMN c SET NOT NULL, DROP NOT NULL, SET DEFAULT e, DROP DEFAULT; a stream also DROP "
     "CONSTRAINT c, RESET WATERMARK, RETAIN; a view AS query, as CREATE OR REPLACE VIEW; else DROP it and CREATE it anew",
     "BEGIN": "write the statements one after another, without BEGIN and END",
@@ -360,6 +360,9 @@ def _alter_columns(cursor: TokenCursor) -> AlterColumns:
     for item in cursor.items(")" if cursor.accept("(") else ""):
         changes.append(_column_change(item, action, kind))
         item.end()
+    names = [change.column.lower() for change in changes]
+    if twice := [change.column for change in changes if names.count(change.column.lower()) > 1]:
+        cursor.fail(f"column {twice[-1]} is named twice")
     return AlterColumns(kind, name, tuple(changes), if_needed, line=cursor.line)
 
 
