@@ -412,7 +412,9 @@ def test_a_new_column_gives_rows_its_default(engine):
     found = engine.sql("SELECT k, n, dense_rank() OVER (ORDER BY at) FROM t").collect()
     assert sorted(map(tuple, found)) == [(1, 3, 1), (2, 3, 1), (3, 3, 2)]
     refused(engine, "INSERT INTO t (k, n) VALUES (4, NULL)", "NULL_VALUE")
-    refused(engine, "ALTER TABLE t ADD COLUMN c INT, d INT", "BAD_SCHEMA")
+    engine.execute("ALTER TABLE t ADD COLUMN c INT, d INT DEFAULT 4")
+    found = engine.sql("SELECT c, d FROM t").collect()
+    assert [tuple(row) for row in found] == [(None, 4)] * 3
 
 
 @pytest.mark.spark

@@ -22,6 +22,7 @@ from eddyline.options import Options
 from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import DataQueue
 from eddyline.source.lag import NAME, stored_lags
+from eddyline.spark.threads import parts_at_once
 from eddyline.storage.files import Files
 from waiting import until
 
@@ -207,8 +208,9 @@ def test_the_cpu_of_views_is_measured_where_they_run(alone, request):
     spent = {v: grown("eddyline_view_cpu_seconds_total", v) for v in ("orders", "hashes", "kinds")}
     assert all(seconds > 0 for seconds in spent.values())
     assert sum(spent.values()) <= grown("eddyline_engine_cpu_seconds_total") + 0.05
-    if short:  # the JVM has hashed 200 MB for it
-        assert 0.05 < spent["hashes"] <= grown("eddyline_view_seconds_total", "hashes") + 0.01
+    if short:  # the JVM has hashed 200 MB for it, perhaps on all cores
+        most = parts_at_once() * grown("eddyline_view_seconds_total", "hashes")
+        assert 0.05 < spent["hashes"] <= most + 0.01
     else:  # its operators have run in workers, on 75,000 groups
         assert spent["kinds"] > 0.03
 
