@@ -47,7 +47,7 @@ class Sample:
 
     Attributes:
         epoch: number of epochs before.
-        milliseconds: median time of an epoch since the sample before.
+        milliseconds: median time of an epoch, and of writing its input, since the sample before.
         files: number of files of the storage.
         storage: their bytes.
         python: resident bytes of this process.

@@ -69,10 +69,12 @@ class Dml:
             content = self._with_waiting(entry, content, waiting, small=small)
         content.createOrReplaceTempView(quoted(entry.name))
 
-    def columns(self, query: str) -> StructType:
-        """Return the columns of a query."""
+    def result(self, query: str) -> DataFrame:
+        """Return the rows of a query, whose columns PySpark knows."""
+        found = self._run(query)
         with query_errors(query):
-            return self._run(query).schema
+            found.schema  # noqa: B018  # it can't read some types
+        return found
 
     def insert(self, entry: Entry, statement: Insert) -> DataFrame:
         """Return the rows of INSERT INTO table (columns) query."""
@@ -93,9 +95,15 @@ class Dml:
                 table=entry.name,
                 hint="name the columns: INSERT INTO t (a, b) ...",
             )
+        return self.typed(entry, fields, result, statement.query_text)
+
+    def typed(
+        self, entry: Entry, fields: Sequence[StructField], rows: DataFrame, query: str
+    ) -> DataFrame:
+        """Return the rows of a query with the names and types of columns of a table."""
         typed = [col(quoted(f.name)).cast(f.dataType).alias(f.name) for f in fields]
-        with query_errors(statement.query_text, table=entry.name):  # a type that can't be cast
-            return result.toDF(*(field.name for field in fields)).select(*typed)
+        with query_errors(query, table=entry.name):  # a type that can't be cast
+            return rows.toDF(*(field.name for field in fields)).select(*typed)
 
     def rows(self, entry: Entry, condition: str | None, alias: str | None = None) -> DataFrame:
         """Return the current rows that meet a condition, which may call the relation `alias`."""

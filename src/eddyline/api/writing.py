@@ -100,10 +100,11 @@ class Writing:
                     return
                 raise drafts.name_taken(present, way_out="CREATE TABLE IF NOT EXISTS leaves it")
             dml, read = self._dml(query)
-            draft = drafts.table_of_query(name, statement.query, dml.columns(query))
+            result = dml.result(query)
+            draft = drafts.table_of_query(name, statement.query, result.schema)
             catalog = workspace.catalog.add(draft)
             entry = catalog.get(name)
-            found = dml.insert(entry, Insert(name, None, query))
+            found = dml.typed(entry, list(entry.columns), result, query)
             workspace.save(replace(workspace.catalog, next_id=catalog.next_id), final=False)
             self._new = entry.id
             try:
