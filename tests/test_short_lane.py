@@ -253,7 +253,9 @@ def test_parts_without_a_free_thread_are_evaluated_in_the_same_context(
     plan.prepare(3)
     with driver.context() as context:
         whole = plan(table, context)
-        found = context.beside(plan, [table.slice(n, 1) for n in range(3)])
+        parts = [table.slice(n, 1) for n in range(3)]
+        assert context.beside(lambda _, own: own, parts) == [context] * 3
+        found = context.beside(plan, parts)
         assert pa.concat_tables(found).equals(whole)
         assert plan(table, context).equals(whole)
 
