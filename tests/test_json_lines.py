@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from eddyline import Engine
+from eddyline.source.jackson import LineParser
 from eddyline.source.json import _places, decode_documents
 from eddyline.source.lines import read_json
 from eddyline.spark.schema import arrow_schema
@@ -255,6 +256,10 @@ WHOLE = [
         b'{"i":1,"i":2}',
     ),
     *(
+        b'{"t":"x","t":"2026-01-31"}',
+        rb'{"\u0074":"x","t":"2026-01-31"}',
+        b'{"t":"2026-01-31","t":"x"}',
+        b'{"g":1e39,"g":1}',
         b'{"i":1,"i":null}',
         b'{"i":null,"i":1}',
         b'{"i":1,"i":"x"}',
@@ -449,6 +454,38 @@ def spark() -> SparkSession:
 
 def test_a_line_is_read_alike_alone_and_beside_a_malformed_one(tmp_path: Path) -> None:
     assert differences(tmp_path, list(corpus())) == []
+
+
+PLAIN = b'{"i": 1, "s": "k"}'
+SPREAD = [  # as many objects as lines, but not one in each line
+    [b'{"i":1}{"i":2}', b'{"i":', b"3}"],
+    [b'{"i":1} {"i":2}', b'{"s":"a}', b'{b"}'],
+    [b'{"i":1}{"i":2}', b'{"x":{}', b'{"i":3}}'],
+    [b'{"i":1}{"i":2}', b'{"x":[{}', b'{}],"i":3}'],
+    [b'{"i":1}{"i":2}', b'{"x":{}', b',"i":3}'],
+]
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_a_line_is_read_alike_among_plain_ones(tmp_path: Path, end: bytes) -> None:
+    blocks = [[line] for line in corpus()] + SPREAD
+    for block in ([PLAIN, *lines, PLAIN] for lines in blocks):
+        by_line = decoded(written(tmp_path, [b"{", *block]))[1:]
+        assert decoded(written(tmp_path, [*block[:-1], block[-1] + end])) == by_line, block[1:-1]
+        if len(block) == 3:
+            assert decoded(written(tmp_path, [PLAIN, block[1] + end])) == by_line[:-1], block[1]
+
+
+def test_plain_lines_are_decoded_by_msgspec_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("polars.read_ndjson")
+    monkeypatch.delattr(LineParser, "rows")
+    lines = [json.dumps({"s": "é", "y": 1, "d": 2, "t": TIMES[0], "b": None}).encode(), PLAIN]
+    assert [row[:4] for row in decoded(written(tmp_path, lines))] == [
+        ("é", 1, None, None),
+        ("k", None, None, 1),
+    ]
 
 
 def test_a_document_that_is_decoded_is_the_row_of_its_line(tmp_path: Path) -> None:

@@ -1,15 +1,18 @@
 """Lines of JSON as columns, converted by the rules of Spark's reader.
 
-Polars decodes a block of lines at once. If it can't, or its result could differ from that of Spark's
-reader, smaller blocks are tried, and then single lines, by `jackson.LineParser`. A value that doesn't fit is null
-in a file, as in the mode PERMISSIVE, and an error of the record in a document of a queue.
+A block of lines is decoded at once: by `strict_json` if its values have exactly the types of their columns, else by
+polars. If that can't, or its result could differ from that of Spark's reader, smaller blocks are tried, and
+then single lines, by `jackson.LineParser`. A value that doesn't fit is null in a file, as in the mode
+PERMISSIVE, and an error of the record in a document of a queue.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -21,8 +24,9 @@ from eddyline.source.conversions import halfway
 from eddyline.source.jackson import LineParser
 from eddyline.source.members import Members
 from eddyline.source.scanner import DEPTH_MAX, NAME_MAX, NUMBER_MAX
+from eddyline.source.strict_json import StrictDecoder
 
-BLOCK_BYTES = 8 << 20
+BLOCK_BYTES = 4 << 20
 LINES_BYTES = 32 << 10  # blocks of this size are decoded line by line if polars can't decode them
 PARTS = 16  # of a larger block
 BY_POLARS = {
@@ -90,6 +94,7 @@ class JsonDecoder:
         self._schema, self._zone, self._documents = schema, zone, documents
         self._parser = LineParser(schema, zone)
         self._flat = all(map(_is_flat, schema.types))
+        self._strict = _strict_decoder(schema)
         self._wanted = {field.name: BY_POLARS.get(field.type, pl.String) for field in schema}
         self._names = {name: _quoted(name) for name in schema.names}
 
@@ -112,24 +117,69 @@ class JsonDecoder:
             start = end
 
     def _at_once(self, block: bytes) -> pa.Table | None:
-        """Decode a block by polars; None if the result may differ from that of `_by_line`."""
+        """Decode a block; None if the result may differ from that of `_by_line`."""
         if not self._flat:
             return None
-        try:
-            frame = pl.read_ndjson(block, schema=self._wanted)
-            ends = np.flatnonzero(np.frombuffer(block, np.uint8) == 10)
-            if self._documents and frame.height != len(ends):
-                return None  # polars skips blank lines
-            places = {name: _places(block, quoted) for name, quoted in self._names.items()}
-            if _is_extreme(block, ends) or self._is_ambiguous(block, frame, places):
-                return None
-            columns = [
-                self._column(frame[field.name], field, block, places[field.name])
-                for field in self._schema
-            ]
-        except (pl.exceptions.PolarsError, pa.ArrowInvalid, ValueError):
+        breaks = np.flatnonzero(np.frombuffer(block, np.uint8) == 10)
+        if _is_extreme(block, breaks):
             return None
+        with suppress(ValueError, RecursionError):
+            return self._strictly(block, breaks)
+        with suppress(ValueError, pl.exceptions.PolarsError):
+            return self._leniently(block, breaks)
+        return None
+
+    def _strictly(self, block: bytes, breaks: np.ndarray[Any, Any]) -> pa.Table:
+        """Decode a block by msgspec; ValueError or RecursionError if it can't."""
+        if self._strict is None:
+            raise ValueError
+        columns = self._strict.columns(block, breaks)
+        if self._documents:
+            self._check_single(block, columns)
+        converted = [
+            self._converted(column, field.type)
+            for column, field in zip(columns, self._schema, strict=True)
+        ]
+        return pa.table(converted, schema=self._schema)
+
+    def _check_single(self, block: bytes, columns: list[pa.Array]) -> None:
+        """Raise ValueError if a column whose values are still to be converted may have two in one document.
+
+        msgspec keeps the last one, and whether the first one can be converted decides about the document.
+        """
+        for column, field in zip(columns, self._schema, strict=True):
+            if field.type == column.type:
+                continue
+            values = len(column) - column.null_count
+            if b"\\" in block or len(_places(block, self._names[field.name])) != values:
+                raise ValueError
+
+    def _leniently(self, block: bytes, breaks: np.ndarray[Any, Any]) -> pa.Table:
+        """Decode a block by polars; ValueError or PolarsError if the result may differ from that of `_by_line`."""
+        frame = pl.read_ndjson(block, schema=self._wanted)
+        if self._documents and frame.height != len(breaks):
+            raise ValueError  # polars skips blank lines
+        places = {name: _places(block, quoted) for name, quoted in self._names.items()}
+        if self._is_ambiguous(block, frame, places):
+            raise ValueError
+        columns = [
+            self._column(frame[field.name], field, block, places[field.name])
+            for field in self._schema
+        ]
         return pa.table(columns, schema=self._schema)
+
+    def _converted(self, column: pa.Array, kind: pa.DataType) -> pa.Array:
+        """Convert a column to its type; raise ValueError if `_by_line` would give another result."""
+        if pa.types.is_timestamp(kind):
+            return _times(column, kind, self._zone)
+        if kind != pa.float32():
+            return column.cast(kind)
+        numbers = column.fill_null(0).to_numpy(zero_copy_only=False)
+        if halfway(numbers).any():
+            raise ValueError
+        with np.errstate(over="ignore"):
+            singles = numbers.astype(np.float32)
+        return pa.array(singles, mask=column.is_null().to_numpy(zero_copy_only=False))
 
     def _column(
         self, values: pl.Series, wanted: pa.Field, block: bytes, places: np.ndarray[Any, Any]
@@ -147,14 +197,7 @@ class JsonDecoder:
         if pa.types.is_decimal(kind):
             texts = column.cast(pa.string())
             return self._texts(texts, self._names[wanted.name], block, places).cast(kind)
-        if kind == pa.float32():
-            numbers = column.fill_null(0).to_numpy(zero_copy_only=False)
-            if halfway(numbers).any():
-                raise ValueError
-            with np.errstate(over="ignore"):
-                singles = numbers.astype(np.float32)
-            return pa.array(singles, mask=column.is_null().to_numpy(zero_copy_only=False))
-        return column.cast(kind)
+        return self._converted(column, kind)
 
     def _texts(
         self, column: pa.Array, name: bytes, block: bytes, places: np.ndarray[Any, Any]
@@ -176,7 +219,7 @@ class JsonDecoder:
 
     def _moments(self, column: pa.Array, wanted: pa.Field, block: bytes) -> pa.Array:
         try:
-            return _times(column, wanted.type, self._zone)
+            return self._converted(column, wanted.type)
         except pa.ArrowInvalid:
             whole = pc.all(pc.match_substring_regex(column, _INTEGER)).as_py()
             if wanted.type.tz is None or whole is not True:
@@ -247,6 +290,14 @@ class JsonDecoder:
                 self.errors[self._line] = error
             self._line += 1
         return rows
+
+
+@functools.lru_cache(maxsize=64)
+def _strict_decoder(schema: pa.Schema) -> StrictDecoder | None:
+    """Return the strict decoder of some columns, which takes as long to make as to decode 200 lines; None if there is none."""
+    with suppress(ValueError):
+        return StrictDecoder(schema)
+    return None
 
 
 def _lines(documents: pa.ChunkedArray) -> bytes:
