@@ -29,6 +29,7 @@ from eddyline.plan.refusals import EMPTY, TYPES, Refusal
 from eddyline.plan.render import text
 from eddyline.plan.types import column_type, contains_type, is_always_empty
 from eddyline.source.conditions import Condition
+from eddyline.source.rounding import Rounding
 
 PARTITION_BY_TIME = (
     "declare WATERMARK FOR the stream's time column, and let a window or a day of it be a key here"
@@ -144,6 +145,7 @@ class Build:
         native: use the fast rules; otherwise recompute wherever that is possible.
         comparisons: those of rows with the clock, by their numbers.
         sub_plans: by the hash of their canonical form; none if no relation is read twice.
+        rounded: step and start of the times that scans round down, by attribute; see `rounded_times`.
     """
 
     catalyst: Catalyst
@@ -162,6 +164,7 @@ class Build:
     needed: set[int] = field(default_factory=set)
     comparisons: list[Comparison] = field(default_factory=list)
     sub_plans: dict[int, list[SubPlan]] = field(default_factory=dict)
+    rounded: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
     def named(self, delta: Delta, inputs: Sequence[tuple[Expression, str]]) -> DataFrame:
         """Return a frame of expressions under plain names, with the weight as `w`."""
@@ -271,11 +274,21 @@ class Build:
         time: int | None = None,
         late: bool = False,
         where: Condition | None = None,
+        rounded: Sequence[Rounding] = (),
     ) -> DataFrame:
         """Add a leaf; return a frame of the changes that it reads in each epoch."""
-        leaf = Leaf(f"leaf{len(self.leaves)}", relation, tuple(columns), time, late, where)
+        name = f"leaf{len(self.leaves)}"
+        leaf = Leaf(name, relation, tuple(columns), time, late, where, tuple(rounded))
         self.leaves.append(leaf)
         return self.steps.leaf(leaf, schema)
+
+    def roundings(self, columns: Mapping[int, str]) -> list[Rounding]:
+        """Return how a scan rounds its times.
+
+        Args:
+            columns: names of the scan's columns by the ids of their attributes.
+        """
+        return [Rounding(columns[i], *self.rounded[i]) for i in columns if i in self.rounded]
 
     def constant(self, rows: DataFrame) -> DataFrame:
         """Return a frame that has the rows (columns `c0..` and `w`) in the view's first epoch only."""

@@ -142,7 +142,7 @@ def _argument(name: str, expression: Expression) -> Expression | None:
     """Return the argument with which an expression rises; None if it doesn't rise with one."""
     children = children_of(expression)
     varying = [child for child in children if not child.foldable()]
-    if name == "Subtract" and _is_remainder(children[1], children[0]):
+    if name == "Subtract" and remainder(children[1], children[0]):
         return children[0]
     if len(varying) != 1:
         return None
@@ -220,22 +220,23 @@ _RISING: dict[str, Rises] = {
 }
 
 
-def _is_remainder(expression: Expression, value: Expression) -> bool:
-    """Return whether an expression is `value - c` modulo m, as Spark's `window` writes it."""
+def remainder(expression: Expression, value: Expression) -> tuple[int, int] | None:
+    """Return m and c of an expression that is `value - c` modulo m, as Spark's `window` writes it; None for another."""
     if kind(expression) != "CaseWhen" or not expression.elseValue().isDefined():
-        return False
+        return None
     rest = expression.elseValue().get()
     if kind(rest) != "Remainder" or not str(rest.right()).isdigit():
-        return False
+        return None
     shown, modulus = str(rest), str(rest.right())
     inner = rest.left()
-    return (
+    same = (
         kind(inner) == "Subtract"
         and inner.left() == value
         and inner.right().foldable()
         and str(expression)
         == f"CASE WHEN ({shown} < 0) THEN ({shown} + {modulus}) ELSE {shown} END"
     )
+    return (int(modulus), int(inner.right().eval(None))) if same else None
 
 
 def _field(bound: Bound | None, expression: Expression) -> Bound | None:

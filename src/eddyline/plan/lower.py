@@ -55,6 +55,7 @@ from eddyline.plan.refusals import (
     refused_part,
 )
 from eddyline.plan.render import node_text, texts
+from eddyline.plan.rounded_times import rounded_times
 from eddyline.plan.rowkey import row_key
 from eddyline.plan.scan_conditions import scan_condition
 from eddyline.plan.sharing import find_sub_plans, lowered_once, repeated
@@ -121,6 +122,7 @@ def checked_query(build: Build, analyzed: Plan) -> Query:
     check_constants(build, optimized)
     build.need(optimized)
     find_sub_plans(build, optimized)
+    build.rounded = rounded_times(build, optimized)
     return Query(names, optimized)
 
 
@@ -317,9 +319,9 @@ def _relation(build: Build, node: Plan, condition: Expression | None = None) -> 
     schema = _wire([type_of(attribute) for attribute in wanted])
     columns = {id_of(attribute): f"c{i}" for i, attribute in enumerate(wanted)}
     where = None if condition is None else scan_condition(condition, columns)
-    frame = build.leaf(relation.name, places, schema, relation.time, relation.late, where)
+    rounded = build.roundings(columns)
+    frame = build.leaf(relation.name, places, schema, relation.time, relation.late, where, rounded)
     plan, others = build.rebound(frame, wanted)
-    shown = Node("Scan", "stateless", relation.name)
     bounds = {
         id_of(wanted[i]): relation.bounds[place]
         for i, place in enumerate(places)
@@ -328,7 +330,7 @@ def _relation(build: Build, node: Plan, condition: Expression | None = None) -> 
     return Delta(
         plan,
         others[0],
-        shown,
+        Node("Scan", "stateless", relation.name),
         relation.append_only,
         single=build.scan_tasks == 1,
         endless=relation.endless,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from eddyline.operators.base import Operator
 from eddyline.plan.eventtime import Bound, Expiry
 from eddyline.source.conditions import Condition
+from eddyline.source.rounding import Rounding
 from eddyline.state.expiry import ExpiryColumn
 
 
@@ -80,6 +81,7 @@ class Leaf:
         time: position of the event-time column of a stream with a watermark; else None.
         late: whether it reads the late rows instead of those in time.
         where: rows for which this isn't true may be left out; it isn't a part of the plan's fingerprint.
+        rounded: times that may be rounded down; neither is this.
     """
 
     name: str
@@ -88,6 +90,7 @@ class Leaf:
     time: int | None = None
     late: bool = False
     where: Condition | None = field(default=None, repr=False)
+    rounded: tuple[Rounding, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -371,6 +371,7 @@ class Compiler:
             self.readers,
             self.options.slice_bytes,
             leaf.where,
+            leaf.rounded,
         )
 
     def whole_scan(self, entry: Entry) -> LeafScan:

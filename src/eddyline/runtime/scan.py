@@ -17,6 +17,7 @@ from eddyline.runtime.context import REPORT, EpochContext, inputs_name
 from eddyline.runtime.shared_scans import SharedScans
 from eddyline.runtime.worker import CpuOfTask, batches_of, prepare_worker
 from eddyline.source.conditions import Condition, rows_where
+from eddyline.source.rounding import Rounding
 from eddyline.source.segment_readers import Reader, read_segment
 from eddyline.source.segments import (
     BUCKET_RUNS,
@@ -62,6 +63,7 @@ class LeafScan:
         readers: readers for the kinds of segments that only registered formats use.
         slice_bytes: how many bytes of a bucket's runs are merged at once.
         where: rows for which this isn't true are left out, but counted.
+        rounded: times that are rounded down after that.
     """
 
     files: Files
@@ -77,6 +79,7 @@ class LeafScan:
     readers: Mapping[str, Reader] = field(default_factory=dict)
     slice_bytes: int = SLICE_BYTES
     where: Condition | None = None
+    rounded: tuple[Rounding, ...] = ()
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the task's segments, then write a report with their number.
@@ -114,6 +117,8 @@ class LeafScan:
                 rows = table
                 if self.where is not None:
                     rows = rows_where(self.where, rows, self.schema)
+                for one in self.rounded:
+                    rows = one.applied(rows, self.schema.field(one.column).type)
                 if SEQUENCE not in rows.column_names:
                     rows = merged_if_repetitive(rows)
                 yield from batches_of(rows, self.schema)
