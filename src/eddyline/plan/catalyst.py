@@ -29,7 +29,7 @@ from eddyline.plan.logical import (
     items,
     kind,
 )
-from eddyline.spark.session import active, given_to_tasks, task_settings
+from eddyline.spark.session import EXCLUDED_RULES, active, given_to_tasks, task_settings
 
 KNOWN_VERSIONS = ("4.1", "4.2", "4.3")
 
@@ -47,7 +47,6 @@ MICROSECONDS = 1_000_000
 DAY = 24 * 3600 * MICROSECONDS
 _MOMENTS = ("timestamp", "timestamp_ntz")
 _OVERLAP_MAX = DAY  # clocks are never set back by a day
-_EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
 _PRUNING = "org.apache.spark.sql.catalyst.optimizer.PruneFilters"
 
 
@@ -348,12 +347,12 @@ class Catalyst(Builder):
     def keeping_operators(self) -> Iterator[None]:
         """Prevent the optimiser from pruning below a condition that is never true, because operators have state."""
         conf = self._jsession.conf()
-        excluded = conf.get(_EXCLUDED_RULES)
-        conf.set(_EXCLUDED_RULES, f"{excluded},{_PRUNING}")
+        excluded = conf.get(EXCLUDED_RULES)
+        conf.set(EXCLUDED_RULES, f"{excluded},{_PRUNING}")
         try:
             yield
         finally:
-            conf.set(_EXCLUDED_RULES, excluded)
+            conf.set(EXCLUDED_RULES, excluded)
 
     def executable(self, plan: Plan) -> Plan:
         """Return the physical plan of a logical one, within `keeping_operators`; run it with `run`."""

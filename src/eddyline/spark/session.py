@@ -76,10 +76,17 @@ _EPOCHS = {
     "spark.sql.unionOutputPartitioning": "false",
     # a copy of a plan (see Catalyst.run) would reuse the exchanges of the plan it was copied from
     "spark.sql.exchange.reuse": "false",
-    # equal global aggregates would become one subquery, whose first result a copy of the plan keeps
-    "spark.sql.optimizer.excludedRules": "org.apache.spark.sql.execution.planmerging.MergeSubplans,"
-    "org.apache.spark.sql.catalyst.optimizer.MergeScalarSubqueries",
 }
+
+EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
+_OPTIMIZER = "org.apache.spark.sql.catalyst.optimizer."
+# It moves subqueries of a SELECT below the LIMIT that it reads, where they become joins, under which Spark drops ORDER BY.
+_LOSES_ORDER = f"{_OPTIMIZER}PushProjectionThroughLimitAndOffset"
+# Equal global aggregates would become one subquery, whose first result a copy of the plan keeps.
+_MERGES = (
+    "org.apache.spark.sql.execution.planmerging.MergeSubplans",
+    f"{_OPTIMIZER}MergeScalarSubqueries",
+)
 
 # the Spark applications whose workers can load this package
 _checked: weakref.WeakSet[SparkContext] = weakref.WeakSet()
@@ -146,13 +153,20 @@ def _loads(_: int) -> bool:
 
 
 def cloned(session: SparkSession, **settings: str) -> SparkSession:
-    """Return a session with the same functions, views and settings, except the given settings."""
+    """Return a session with the same functions, views and settings, except the given settings, and one rule that gives wrong results."""
     # PySpark has no public call for it
     jvm_session = session._jsparkSession.cloneSession()  # noqa: SLF001
     twin = SparkSession(session.sparkContext, jvm_session)
     for name, value in settings.items():
         twin.conf.set(name, value)
+    _exclude(twin, _LOSES_ORDER)
     return twin
+
+
+def _exclude(session: SparkSession, *rules: str) -> None:
+    """Exclude rules of the optimiser in a session."""
+    excluded = filter(None, (session.conf.get(EXCLUDED_RULES, "") or "").split(","))
+    session.conf.set(EXCLUDED_RULES, ",".join(dict.fromkeys([*excluded, *rules])))
 
 
 @contextmanager
@@ -259,6 +273,7 @@ def epoch_session(
     twin = cloned(session, **settings, **{ZONE: zone})
     for name, value in {**_EPOCHS, "spark.sql.shuffle.partitions": str(buckets)}.items():
         twin.conf.set(name, value)
+    _exclude(twin, *_MERGES)
     return twin
 
 
