@@ -108,6 +108,17 @@ REFUSED = {
         "UNSUPPORTED_TYPE",
         "lower(x)",
     ),
+    "a shape": (
+        "SELECT st_geomfromwkb(X'0101000000000000000000F03F0000000000000040') AS p FROM t",
+        "UNSUPPORTED_TYPE",
+        "st_asbinary",
+    ),
+    "a shape within an array": (
+        "SELECT array(st_geogfromwkb(X'0101000000000000000000F03F0000000000000040')) AS p FROM t",
+        "UNSUPPORTED_TYPE",
+        "st_asbinary",
+    ),
+    "a time of day": ("SELECT TIME '01:02:03' AS a", "UNSUPPORTED_TYPE", "timeType.enabled"),
     **{
         f"empty {value}": (f"SELECT {value} AS a FROM t", "UNSUPPORTED_TYPE", "give its elements")
         for value in (
@@ -239,6 +250,12 @@ def test_names(engine):
     with pytest.raises(el.EngineError) as error:
         el.Options(buckets=-1)
     assert error.value.condition == "BAD_OPTION"
+
+
+@pytest.mark.parametrize("kind", ["GEOMETRY(4326)", "ARRAY<GEOGRAPHY(4326)>"])
+def test_a_table_of_shapes(engine, kind):
+    with pytest.raises(el.errors.DataError, match=r"UNSUPPORTED_TYPE.*column a has .*BINARY for a shape"):
+        engine.execute(f"CREATE TABLE shapes (id INT, a {kind})")
 
 
 def test_a_join_without_an_equality_is_warned_of(engine):

@@ -275,11 +275,15 @@ def nullable(schema: StructType) -> StructType:
     for field in plain:
         try:
             arrow_schema(StructType([field]), "UTC")
-        except PySparkException as error:
+            error = None
+        except PySparkException as unknown:
+            error = unknown
+        if error or contains_type(field.dataType, ("geometry", "geography")):
             raise DataError(
                 f"column {field.name} has the type {field.dataType.simpleString()}, which can't be kept",
                 condition="UNSUPPORTED_TYPE",
-                hint="give it another type, such as INT for the months of an interval, or leave it out",
+                hint="give it another type, such as INT for the months of an interval or BINARY for a shape, "
+                "or leave it out",
             ) from error
     return StructType([StructField(field.name, field.dataType, True) for field in plain])
 

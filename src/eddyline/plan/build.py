@@ -25,7 +25,7 @@ from eddyline.plan.logical import (
     type_of,
 )
 from eddyline.plan.nodes import Comparison, Leaf, Node, StatefulPart
-from eddyline.plan.refusals import EMPTY, TYPES, Refusal
+from eddyline.plan.refusals import EMPTY, TIME, TYPES, Refusal
 from eddyline.plan.render import text
 from eddyline.plan.types import column_type, contains_type, is_always_empty
 from eddyline.source.conditions import Condition
@@ -324,8 +324,10 @@ class Build:
 
     def _refusal(self, expression: Expression) -> Refusal | None:
         kept = type_of(expression)
-        found = (TYPES[one] for one in TYPES if contains_type(kept, (one,)))
-        return next(found, EMPTY if is_always_empty(kept) else None)
+        for name, refusal in TYPES.items():
+            if contains_type(kept, (name,)) and not (name == TIME and self.catalyst.keeps_times):
+                return refusal
+        return EMPTY if is_always_empty(kept) else None
 
     def refused(self, refusal: Refusal, fragment: str | None = None) -> QueryError:
         """Return the error for this view.

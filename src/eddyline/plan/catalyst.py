@@ -69,6 +69,11 @@ class Catalyst(Builder):
         """Whether the session is in ANSI mode, in which an overflow is an error."""
         return self.session.conf.get("spark.sql.ansi.enabled") == "true"
 
+    @property
+    def keeps_times(self) -> bool:
+        """Whether the type TIME is switched on, without which Spark refuses most queries of such columns."""
+        return self.session.conf.get("spark.sql.timeType.enabled", "false") == "true"
+
     # -- reading ---------------------------------------------------------------------------
 
     def analyzed(self, query: str) -> Plan:
