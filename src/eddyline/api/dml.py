@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import and_
 
 import numpy as np
@@ -17,11 +17,11 @@ from eddyline.arguments import wrong_argument
 from eddyline.catalog.column_rules import rules_of
 from eddyline.catalog.entries import Entry
 from eddyline.changes import HASH, WEIGHT
-from eddyline.errors import DataError
+from eddyline.errors import DataError, QueryError
 from eddyline.operators.base import numbered
 from eddyline.operators.result import Apply
 from eddyline.plan.lower import operations_schema
-from eddyline.plan.types import contains_type, sql_type
+from eddyline.plan.types import by_name, contains_type, sql_type
 from eddyline.source.segment_readers import read_segment
 from eddyline.source.segments import Segment
 from eddyline.spark.failures import query_errors
@@ -95,6 +95,8 @@ class Dml:
                 table=entry.name,
                 hint="name the columns: INSERT INTO t (a, b) ...",
             )
+        if statement.by_name:
+            result = result.selectExpr(*_by_name(result, fields, statement.query_text))
         return self.typed(entry, fields, result, statement.query_text)
 
     def typed(
@@ -132,7 +134,7 @@ class Dml:
         }
         old = ", ".join(quoted(field.name) for field in entry.columns)
         new = ", ".join(
-            f"CAST(({given[field.name]}) AS {sql_type(field.dataType)}) AS {quoted(field.name)}"
+            f"({given[field.name]}) AS {quoted(field.name)}"
             if field.name in given
             else quoted(field.name)
             for field in entry.columns
@@ -140,7 +142,11 @@ class Dml:
         where = _where(condition)
         # one evaluation for both versions of each row
         query = f"SELECT {old}, {new} FROM {_named(entry, alias)}{where}"
-        return self._run(query).toDF(*numbered("c", 2 * len(entry.columns)))
+        columns = [*entry.columns, *entry.columns]
+        names = numbered("c", len(columns))
+        rows = self._run(query).toDF(*names)
+        kept = [StructField(name, f.dataType) for name, f in zip(names, columns, strict=True)]
+        return self.typed(entry, kept, rows.selectExpr(*_by_name(rows, columns, query)), query)
 
     def merge(self, entry: Entry, statement: Merge, shown: str) -> DataFrame:
         """Return the rows that MERGE changes; see `MergeQuery`.
@@ -151,8 +157,11 @@ class Dml:
         for clause in statement.clauses:
             _fields(entry, [name for name, _ in clause.values or ()])
         kinds = [sql_type(field.dataType) for field in entry.columns]
-        given = self._run(source_query(statement)).columns
-        query = MergeQuery(statement, entry.columns.names, kinds, _defaults(entry), given).text()
+        source = self._run(source_query(statement))
+        if any(clause.values is None for clause in statement.clauses):
+            statement = _with_fields_by_name(statement, source, entry)
+        names, given = entry.columns.names, source.columns
+        query = MergeQuery(statement, names, kinds, _defaults(entry), given).text()
         return self._run(query, shown)
 
     def _run(self, query: str, shown: str = "") -> DataFrame:
@@ -223,6 +232,34 @@ class Dml:
 def _defaults(entry: Entry) -> dict[str, str]:
     """Return the default expressions of a table's columns, by name in lower case."""
     return {name.lower(): rule.default for name, rule in rules_of(entry).items() if rule.default}
+
+
+def _by_name(rows: DataFrame, columns: Sequence[StructField], query: str) -> list[str]:
+    """Return expressions for rows in which structs have the fields of columns of a table, by name."""
+    texts = []
+    for given, column in zip(rows.schema, columns, strict=True):
+        try:
+            value = by_name(quoted(given.name), given.dataType, column.dataType)
+        except ValueError as error:
+            raise QueryError(
+                f"the value of column {column.name} has too many or too few fields: {error}",
+                condition="INVALID_QUERY",
+                fragment=query,
+                hint="give the fields of the column: named_struct('a', 1, 'b', 2)",
+            ) from error
+        texts.append(f"{value} AS {quoted(given.name)}")
+    return texts
+
+
+def _with_fields_by_name(merge: Merge, source: DataFrame, entry: Entry) -> Merge:
+    """Return a MERGE whose source has the fields of structs in the order of the table's columns."""
+    known = {field.name.lower(): field for field in entry.columns}
+    fields = [known.get(field.name.lower(), field) for field in source.schema]
+    texts = _by_name(source, fields, merge.source_text)
+    if texts == [f"{quoted(name)} AS {quoted(name)}" for name in source.columns]:
+        return merge
+    name = f" AS {quoted(merge.source)}" if merge.source else ""
+    return replace(merge, source_text=f"(SELECT {', '.join(texts)} FROM {merge.source_text}){name}")
 
 
 def _is_comparable(kind: DataType) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame
 from pyspark.sql.types import ArrayType, DataType, MapType, NullType, StructType
 
-from eddyline.sql.names import quoted
+from eddyline.sql.names import literal, quoted
 
 
 def sql_type(data_type: DataType) -> str:
@@ -20,6 +20,50 @@ def sql_type(data_type: DataType) -> str:
     if isinstance(data_type, MapType):
         return f"map<{sql_type(data_type.keyType)}, {sql_type(data_type.valueType)}>"
     return data_type.simpleString()
+
+
+def by_name(value: str, given: DataType, wanted: DataType) -> str:
+    """Return an expression for a value whose structs get the fields of another type, by name, in its order.
+
+    Args:
+        value: a column or field, which the result may name several times.
+
+    Raises:
+        ValueError: a struct lacks fields of the other one, or has more; the text is their names.
+
+    Example:
+        >>> from pyspark.sql.types import _parse_datatype_string as parsed
+        >>> by_name("s", parsed("STRUCT<y: INT, x: INT>"), parsed("STRUCT<x: INT, y: INT>"))
+        "IF(s IS NULL, NULL, named_struct('x', s.`x`, 'y', s.`y`))"
+    """
+    if isinstance(given, StructType) and isinstance(wanted, StructType):
+        own = {field.name.lower(): field for field in given}
+        odd = own.keys() ^ {field.name.lower() for field in wanted}
+        if odd:
+            raise ValueError(", ".join(sorted(odd)))
+        fields = [own[field.name.lower()] for field in wanted]
+        plain = [f"{value}.{quoted(field.name)}" for field in fields]
+        texts = [
+            by_name(text, field.dataType, other.dataType)
+            for text, field, other in zip(plain, fields, wanted, strict=True)
+        ]
+        if texts == plain and fields == list(given):
+            return value
+        pairs = ", ".join(
+            f"{literal(field.name)}, {text}" for field, text in zip(fields, texts, strict=True)
+        )
+        return f"IF({value} IS NULL, NULL, named_struct({pairs}))"
+    if isinstance(given, ArrayType) and isinstance(wanted, ArrayType):
+        item = by_name("x", given.elementType, wanted.elementType)
+        return value if item == "x" else f"transform({value}, x -> {item})"
+    if isinstance(given, MapType) and isinstance(wanted, MapType):
+        key, item = (
+            by_name("k", given.keyType, wanted.keyType),
+            by_name("x", given.valueType, wanted.valueType),
+        )
+        value = value if key == "k" else f"transform_keys({value}, (k, x) -> {key})"
+        return value if item == "x" else f"transform_values({value}, (k, x) -> {item})"
+    return value
 
 
 def column_type(frame: DataFrame, column: str) -> str:

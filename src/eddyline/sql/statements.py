@@ -7,6 +7,7 @@ stay verbatim text, which only Spark interprets.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from eddyline.sql.cdc import parse_flow
 from eddyline.sql.clauses import refuse_clauses
@@ -37,6 +38,7 @@ from eddyline.sql.forms import (
     DropConstraint,
     Explain,
     Insert,
+    Merge,
     ResetWatermark,
     Retain,
     Select,
@@ -44,6 +46,7 @@ from eddyline.sql.forms import (
     Statement,
 )
 from eddyline.sql.lexer import TokenCursor, split
+from eddyline.sql.names import quoted
 from eddyline.sql.view_columns import parse_brackets, with_columns
 
 WAYS_OUT = {
@@ -56,6 +59,7 @@ WAYS_OUT = {
     "REFRESH": "leave it out: a view is always up to date with the last committed epoch",
     "STREAMING": "use CREATE STREAM; CREATE FLOW ... AS AUTO CDC INTO creates its target",
     "SET": "give Eddyline's settings as Options or EDDYLINE_* variables, Spark's to its session",
+    "WITH": "put it into the subquery: WHERE k IN (WITH w AS (...) SELECT k FROM w)",
     "USE": "leave it out: all names of an engine live side by side",
 }
 """Refused statements and objects of other SQL systems, each with what to do instead."""
@@ -83,6 +87,8 @@ def parse_script(text: str) -> tuple[Statement, ...]:
 
 def _statement(cursor: TokenCursor) -> Statement:
     head = cursor.word()
+    if head == "WITH":
+        return _with(cursor)
     if head in QUERY_HEADS:
         return Select(_query(cursor), line=cursor.line)
     if head not in _HEADS:
@@ -109,6 +115,38 @@ def _query(cursor: TokenCursor) -> str:
             cursor.refuse("a query before INSERT", "put the query after INSERT INTO the table")
         cursor.at += 1
     return cursor.slice(start, cursor.at)
+
+
+def _with(cursor: TokenCursor) -> Select | Insert | Merge:
+    """Parse a query that begins with WITH, or the INSERT or MERGE that reads its common table expressions."""
+    start, ahead = cursor.at, _after_tables(cursor)
+    head = cursor.word(ahead)
+    if head in ("DELETE", "UPDATE"):
+        cursor.refuse(f"WITH before {head}", WAYS_OUT["WITH"])
+    if head not in ("INSERT", "MERGE"):
+        return Select(_query(cursor), line=cursor.line)
+    tables = cursor.slice(start, start + ahead)
+    cursor.at += ahead + 1
+    if head == "MERGE":
+        merge = parse_merge(cursor)
+        name = f" AS {quoted(merge.source)}" if merge.source else ""
+        return replace(merge, source_text=f"({tables} SELECT * FROM {merge.source_text}\n){name}")
+    insert = _insert(cursor)
+    has_own = insert.query_text[:4].upper() == "WITH"
+    query = f"SELECT * FROM ({insert.query_text}\n)" if has_own else insert.query_text
+    return replace(insert, query_text=f"{tables} {query}")
+
+
+def _after_tables(cursor: TokenCursor) -> int:
+    """Return how many tokens ahead the statement after WITH and its common table expressions begins."""
+    depth = ahead = 0
+    while cursor.at + ahead < len(cursor.tokens):
+        word = cursor.word(ahead)
+        depth += {"(": 1, ")": -1}.get(word, 0)
+        ahead += 1
+        if word == ")" and not depth and cursor.word(ahead) not in (",", "AS", "MAX"):
+            break
+    return ahead
 
 
 def _kind(cursor: TokenCursor, verb: str) -> str:
