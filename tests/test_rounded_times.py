@@ -78,7 +78,7 @@ def test_views_equal_offline_through_inserts_and_deletes(tmp_path, spark, zone, 
             assert roundings(engine, f"v{number}") == ({(1_000_000, 0)} if truncated else pairs)
         for number in range(len(EXACT)):
             assert not roundings(engine, f"v{len(ROUNDED) + number}"), EXACT[number]
-        for lane in (SHORT, WIDE):
+        for lane in (SHORT, WIDE) if zone == "UTC" else (SHORT,):
             monkeypatch.setattr(Lanes, "choose", lambda *_, lane=lane: lane)
             table.insert(rows(source, 60))
             engine.execute("DELETE FROM s WHERE second(ts) < 20 AND a = 'y'")
