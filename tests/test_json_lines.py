@@ -19,8 +19,9 @@ from pyspark.sql.types import StructType
 
 from eddyline import Engine
 from eddyline.source.jackson import LineParser
-from eddyline.source.json import _places, decode_documents
+from eddyline.source.json import JsonDecoder, _places, decode_documents
 from eddyline.source.lines import read_json
+from eddyline.source.strict_json import StrictDecoder
 from eddyline.spark.schema import arrow_schema
 from eddyline.spark.session import local_session
 
@@ -260,6 +261,8 @@ WHOLE = [
         rb'{"\u0074":"x","t":"2026-01-31"}',
         b'{"t":"2026-01-31","t":"x"}',
         b'{"g":1e39,"g":1}',
+        b'{"t":"x","t":null}',
+        b'{"t":null,"t":"2026-01-31"}',
         b'{"i":1,"i":null}',
         b'{"i":null,"i":1}',
         b'{"i":1,"i":"x"}',
@@ -476,16 +479,38 @@ def test_a_line_is_read_alike_among_plain_ones(tmp_path: Path, end: bytes) -> No
             assert decoded(written(tmp_path, [PLAIN, block[1] + end])) == by_line[:-1], block[1]
 
 
+def test_documents_whose_name_ends_in_a_carriage_return() -> None:
+    for repeated in (b'{"b":false,"b"\r:-0.5}', b'{"t"\r:"x","t":"2026-01-31"}'):
+        assert list(documents([PLAIN, repeated, PLAIN])[1]) == [1]
+
+
 def test_plain_lines_are_decoded_by_msgspec_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr("polars.read_ndjson")
     monkeypatch.delattr(LineParser, "rows")
-    lines = [json.dumps({"s": "é", "y": 1, "d": 2, "t": TIMES[0], "b": None}).encode(), PLAIN]
-    assert [row[:4] for row in decoded(written(tmp_path, lines))] == [
-        ("é", 1, None, None),
-        ("k", None, None, 1),
-    ]
+    first = {"s": "é", "y": 1, "d": 2, "t": TIMES[0], "b": None}
+    lines = [json.dumps(first, ensure_ascii=False).encode(), PLAIN]
+    lines.append(b'{"s": "n", "t": null, "g" : null}')
+    wanted = [("é", 1, None, None), ("k", None, None, 1), ("n", None, None, None)]
+    assert [row[:4] for row in decoded(written(tmp_path, lines))] == wanted
+    assert [row[:4] for row in documents(lines)[0]] == wanted
+
+
+def test_blocks_of_other_values_are_soon_left_to_polars(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def spied(decoder: StrictDecoder, block: bytes, *_: object) -> list[pa.Array]:
+        tried.append(len(block))
+        return columns(decoder, block, *_)
+
+    columns = StrictDecoder.columns
+    monkeypatch.setattr(StrictDecoder, "columns", spied)
+    decoder = JsonDecoder(SCHEMA, "UTC")
+    other = b'{"s": 5}\n' * 10
+    for block in (other, PLAIN + b"\n", *[other] * 5):
+        assert sum(table.num_rows for table in decoder.tables(block)) == block.count(b"\n")
+    assert len(tried) == 4
 
 
 def test_a_document_that_is_decoded_is_the_row_of_its_line(tmp_path: Path) -> None:

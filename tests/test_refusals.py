@@ -254,7 +254,9 @@ def test_names(engine):
 
 @pytest.mark.parametrize("kind", ["GEOMETRY(4326)", "ARRAY<GEOGRAPHY(4326)>"])
 def test_a_table_of_shapes(engine, kind):
-    with pytest.raises(el.errors.DataError, match=r"UNSUPPORTED_TYPE.*column a has .*BINARY for a shape"):
+    with pytest.raises(
+        el.errors.DataError, match=r"UNSUPPORTED_TYPE.*column a has .*BINARY for a shape"
+    ):
         engine.execute(f"CREATE TABLE shapes (id INT, a {kind})")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import and_
 
 import numpy as np
@@ -36,7 +36,7 @@ from eddyline.spark.schema import (
 from eddyline.spark.session import frame, zone_of
 from eddyline.sql.default_words import rows_with_defaults, with_default
 from eddyline.sql.forms import Insert, Merge
-from eddyline.sql.merge_query import MergeQuery, source_query
+from eddyline.sql.merge_query import MergeQuery, source_query, value_query
 from eddyline.sql.names import quoted
 from eddyline.state.kernels import distinct, repeat
 from eddyline.state.manifest import ROWS
@@ -96,7 +96,11 @@ class Dml:
                 hint="name the columns: INSERT INTO t (a, b) ...",
             )
         if statement.by_name:
-            result = result.selectExpr(*_by_name(result, fields, statement.query_text))
+            texts = [
+                _by_name(quoted(given.name), given.dataType, field, statement.query_text)
+                for given, field in zip(result.schema, fields, strict=True)
+            ]
+            result = result.selectExpr(*texts)
         return self.typed(entry, fields, result, statement.query_text)
 
     def typed(
@@ -134,19 +138,30 @@ class Dml:
         }
         old = ", ".join(quoted(field.name) for field in entry.columns)
         new = ", ".join(
-            f"({given[field.name]}) AS {quoted(field.name)}"
-            if field.name in given
-            else quoted(field.name)
+            _assigned(given[field.name], field) if field.name in given else quoted(field.name)
             for field in entry.columns
         )
         where = _where(condition)
         # one evaluation for both versions of each row
         query = f"SELECT {old}, {new} FROM {_named(entry, alias)}{where}"
-        columns = [*entry.columns, *entry.columns]
-        names = numbered("c", len(columns))
-        rows = self._run(query).toDF(*names)
-        kept = [StructField(name, f.dataType) for name, f in zip(names, columns, strict=True)]
-        return self.typed(entry, kept, rows.selectExpr(*_by_name(rows, columns, query)), query)
+        rows = self._run(query).toDF(*numbered("c", 2 * len(entry.columns)))
+        texts = {
+            f"c{place}": _by_name(f"c{place}", rows.schema[place].dataType, field, query)
+            for place, field in enumerate(entry.columns, len(entry.columns))
+            if field.name in given and contains_type(field.dataType, ("struct",))
+        }
+        if not texts:
+            return rows
+        kinds = dict(zip(rows.columns, [*entry.columns, *entry.columns], strict=True))
+        with query_errors(query, table=entry.name):  # a type that can't be cast
+            return rows.selectExpr(
+                *(
+                    f"CAST({texts[name]} AS {sql_type(kinds[name].dataType)}) AS {name}"
+                    if name in texts
+                    else name
+                    for name in rows.columns
+                )
+            )
 
     def merge(self, entry: Entry, statement: Merge, shown: str) -> DataFrame:
         """Return the rows that MERGE changes; see `MergeQuery`.
@@ -158,10 +173,16 @@ class Dml:
             _fields(entry, [name for name, _ in clause.values or ()])
         kinds = [sql_type(field.dataType) for field in entry.columns]
         source = self._run(source_query(statement))
-        if any(clause.values is None for clause in statement.clauses):
-            statement = _with_fields_by_name(statement, source, entry)
+        columns = {field.name: field for field in entry.columns}
+
+        def by_name(of: str, column: str, value: str) -> str:
+            if not contains_type(columns[column].dataType, ("struct",)):
+                return value
+            (given,) = self._run(value_query(statement, of, value), shown).schema
+            return _by_name(f"({value}\n)", given.dataType, columns[column], shown)
+
         names, given = entry.columns.names, source.columns
-        query = MergeQuery(statement, names, kinds, _defaults(entry), given).text()
+        query = MergeQuery(statement, names, kinds, _defaults(entry), given, by_name).text()
         return self._run(query, shown)
 
     def _run(self, query: str, shown: str = "") -> DataFrame:
@@ -234,32 +255,24 @@ def _defaults(entry: Entry) -> dict[str, str]:
     return {name.lower(): rule.default for name, rule in rules_of(entry).items() if rule.default}
 
 
-def _by_name(rows: DataFrame, columns: Sequence[StructField], query: str) -> list[str]:
-    """Return expressions for rows in which structs have the fields of columns of a table, by name."""
-    texts = []
-    for given, column in zip(rows.schema, columns, strict=True):
-        try:
-            value = by_name(quoted(given.name), given.dataType, column.dataType)
-        except ValueError as error:
-            raise QueryError(
-                f"the value of column {column.name} has too many or too few fields: {error}",
-                condition="INVALID_QUERY",
-                fragment=query,
-                hint="give the fields of the column: named_struct('a', 1, 'b', 2)",
-            ) from error
-        texts.append(f"{value} AS {quoted(given.name)}")
-    return texts
+def _by_name(value: str, given: DataType, column: StructField, query: str) -> str:
+    """Return an expression for a value in which structs have the fields of a column of a table, by name."""
+    try:
+        return by_name(value, given, column.dataType)
+    except ValueError as error:
+        raise QueryError(
+            f"the value of column {column.name} hasn't the fields of the column: {error}",
+            condition="INVALID_QUERY",
+            fragment=query,
+            hint="give the fields of the column: named_struct('a', 1, 'b', 2)",
+        ) from error
 
 
-def _with_fields_by_name(merge: Merge, source: DataFrame, entry: Entry) -> Merge:
-    """Return a MERGE whose source has the fields of structs in the order of the table's columns."""
-    known = {field.name.lower(): field for field in entry.columns}
-    fields = [known.get(field.name.lower(), field) for field in source.schema]
-    texts = _by_name(source, fields, merge.source_text)
-    if texts == [f"{quoted(name)} AS {quoted(name)}" for name in source.columns]:
-        return merge
-    name = f" AS {quoted(merge.source)}" if merge.source else ""
-    return replace(merge, source_text=f"(SELECT {', '.join(texts)} FROM {merge.source_text}){name}")
+def _assigned(value: str, field: StructField) -> str:
+    """Return the value of a column in UPDATE: in its type, unless the fields of a struct must be put in order before."""
+    if contains_type(field.dataType, ("struct",)):
+        return f"({value}\n) AS {quoted(field.name)}"
+    return f"CAST(({value}\n) AS {sql_type(field.dataType)}) AS {quoted(field.name)}"
 
 
 def _is_comparable(kind: DataType) -> bool:

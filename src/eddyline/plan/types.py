@@ -29,7 +29,7 @@ def by_name(value: str, given: DataType, wanted: DataType) -> str:
         value: a column or field, which the result may name several times.
 
     Raises:
-        ValueError: a struct lacks fields of the other one, or has more; the text is their names.
+        ValueError: a struct lacks fields of the other one, or has more; the text names them.
 
     Example:
         >>> from pyspark.sql.types import _parse_datatype_string as parsed
@@ -38,9 +38,12 @@ def by_name(value: str, given: DataType, wanted: DataType) -> str:
     """
     if isinstance(given, StructType) and isinstance(wanted, StructType):
         own = {field.name.lower(): field for field in given}
-        odd = own.keys() ^ {field.name.lower() for field in wanted}
-        if odd:
-            raise ValueError(", ".join(sorted(odd)))
+        names = {field.name.lower() for field in wanted}
+        odd = {"missing": names - own.keys(), "unknown": own.keys() - names}
+        if any(odd.values()):
+            raise ValueError(
+                ", ".join(f"{name} is {why}" for why in odd for name in sorted(odd[why]))
+            )
         fields = [own[field.name.lower()] for field in wanted]
         plain = [f"{value}.{quoted(field.name)}" for field in fields]
         texts = [

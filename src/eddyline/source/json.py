@@ -29,6 +29,7 @@ from eddyline.source.strict_json import StrictDecoder
 BLOCK_BYTES = 4 << 20
 LINES_BYTES = 32 << 10  # blocks of this size are decoded line by line if polars can't decode them
 PARTS = 16  # of a larger block
+REFUSED_MAX = 2  # blocks in a row, after which the strict decoder isn't tried again
 BY_POLARS = {
     pa.string(): pl.String,
     pa.bool_(): pl.Boolean,
@@ -95,6 +96,7 @@ class JsonDecoder:
         self._parser = LineParser(schema, zone)
         self._flat = all(map(_is_flat, schema.types))
         self._strict = _strict_decoder(schema)
+        self._refused = 0  # blocks in a row that it couldn't decode
         self._wanted = {field.name: BY_POLARS.get(field.type, pl.String) for field in schema}
         self._names = {name: _quoted(name) for name in schema.names}
 
@@ -123,17 +125,21 @@ class JsonDecoder:
         breaks = np.flatnonzero(np.frombuffer(block, np.uint8) == 10)
         if _is_extreme(block, breaks):
             return None
-        with suppress(ValueError, RecursionError):
-            return self._strictly(block, breaks)
+        if self._strict is not None and self._refused < REFUSED_MAX:
+            self._refused += 1
+            with suppress(ValueError, RecursionError):
+                table = self._strictly(self._strict, block, breaks)
+                self._refused = 0
+                return table
         with suppress(ValueError, pl.exceptions.PolarsError):
             return self._leniently(block, breaks)
         return None
 
-    def _strictly(self, block: bytes, breaks: np.ndarray[Any, Any]) -> pa.Table:
+    def _strictly(
+        self, decoder: StrictDecoder, block: bytes, breaks: np.ndarray[Any, Any]
+    ) -> pa.Table:
         """Decode a block by msgspec; ValueError or RecursionError if it can't."""
-        if self._strict is None:
-            raise ValueError
-        columns = self._strict.columns(block, breaks)
+        columns = decoder.columns(block, breaks)
         if self._documents:
             self._check_single(block, columns)
         converted = [
@@ -150,8 +156,11 @@ class JsonDecoder:
         for column, field in zip(columns, self._schema, strict=True):
             if field.type == column.type:
                 continue
-            values = len(column) - column.null_count
-            if b"\\" in block or len(_places(block, self._names[field.name])) != values:
+            name, values = self._names[field.name], len(column) - column.null_count
+            others = len(_places(block, name)) - values
+            if others and column.null_count:
+                others -= _count(block, re.escape(name.decode()) + r"\s*:\s*null")
+            if others or b"\\" in block:
                 raise ValueError
 
     def _leniently(self, block: bytes, breaks: np.ndarray[Any, Any]) -> pa.Table:

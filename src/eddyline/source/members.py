@@ -11,6 +11,9 @@ import numpy as np
 _Positions: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 
+_AFTER_NAMES = list(b": \t\r")
+
+
 class Members:
     """The texts of a block of valid JSON objects, one a line, by the positions of their quotes."""
 
@@ -52,7 +55,7 @@ class Members:
     def _are_names(self, last: _Positions) -> np.ndarray[Any, Any]:
         """Return which texts, given by their last quotes, are names of members; True in doubt, before a blank."""
         after = self._data[np.minimum(last + 1, len(self._data) - 1)]
-        names: np.ndarray[Any, Any] = (after == 58) | (after == 32) | (after == 9)
+        names: np.ndarray[Any, Any] = np.isin(after, _AFTER_NAMES)
         return names
 
     def _depths(self, at: _Positions) -> np.ndarray[Any, Any]:

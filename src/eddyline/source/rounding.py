@@ -20,7 +20,7 @@ class Rounding:
     def applied(self, rows: pa.Table, kind: pa.DataType) -> pa.Table:
         """Return rows with rounded times, in the type that the column has in the plan.
 
-        A column with times beyond 140,000 years stays as it is: Spark refuses a window of the very first or last ones.
+        Rows of which one has a time more than 140,000 years away stay as they are: Spark refuses a window of the very first or last times.
         """
         place = rows.column_names.index(self.column)
         column = rows.column(place).cast(kind)

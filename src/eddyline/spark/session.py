@@ -63,6 +63,16 @@ _LOCAL = {
     CODE_CACHE: str(CODE_CACHE_ENTRIES),
 }
 
+EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
+_OPTIMIZER = "org.apache.spark.sql.catalyst.optimizer."
+# It moves subqueries of a SELECT below the LIMIT that it reads, where they become joins, under which Spark drops ORDER BY.
+_LOSES_ORDER = f"{_OPTIMIZER}PushProjectionThroughLimitAndOffset"
+# Equal global aggregates would become one subquery, whose first result a copy of the plan keeps.
+_MERGES = (
+    "org.apache.spark.sql.execution.planmerging.MergeSubplans",
+    f"{_OPTIMIZER}MergeScalarSubqueries",
+)
+
 # Settings of the session in which an engine runs its epochs.
 _EPOCHS = {
     INTERRUPT: "false",
@@ -76,17 +86,8 @@ _EPOCHS = {
     "spark.sql.unionOutputPartitioning": "false",
     # a copy of a plan (see Catalyst.run) would reuse the exchanges of the plan it was copied from
     "spark.sql.exchange.reuse": "false",
+    EXCLUDED_RULES: ",".join((_LOSES_ORDER, *_MERGES)),
 }
-
-EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
-_OPTIMIZER = "org.apache.spark.sql.catalyst.optimizer."
-# It moves subqueries of a SELECT below the LIMIT that it reads, where they become joins, under which Spark drops ORDER BY.
-_LOSES_ORDER = f"{_OPTIMIZER}PushProjectionThroughLimitAndOffset"
-# Equal global aggregates would become one subquery, whose first result a copy of the plan keeps.
-_MERGES = (
-    "org.apache.spark.sql.execution.planmerging.MergeSubplans",
-    f"{_OPTIMIZER}MergeScalarSubqueries",
-)
 
 # the Spark applications whose workers can load this package
 _checked: weakref.WeakSet[SparkContext] = weakref.WeakSet()
@@ -159,14 +160,10 @@ def cloned(session: SparkSession, **settings: str) -> SparkSession:
     twin = SparkSession(session.sparkContext, jvm_session)
     for name, value in settings.items():
         twin.conf.set(name, value)
-    _exclude(twin, _LOSES_ORDER)
+    excluded = twin.conf.get(EXCLUDED_RULES, "") or ""
+    if _LOSES_ORDER not in excluded:
+        twin.conf.set(EXCLUDED_RULES, f"{excluded},{_LOSES_ORDER}".lstrip(","))
     return twin
-
-
-def _exclude(session: SparkSession, *rules: str) -> None:
-    """Exclude rules of the optimiser in a session."""
-    excluded = filter(None, (session.conf.get(EXCLUDED_RULES, "") or "").split(","))
-    session.conf.set(EXCLUDED_RULES, ",".join(dict.fromkeys([*excluded, *rules])))
 
 
 @contextmanager
@@ -273,7 +270,6 @@ def epoch_session(
     twin = cloned(session, **settings, **{ZONE: zone})
     for name, value in {**_EPOCHS, "spark.sql.shuffle.partitions": str(buckets)}.items():
         twin.conf.set(name, value)
-    _exclude(twin, *_MERGES)
     return twin
 
 

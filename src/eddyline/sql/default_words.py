@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from eddyline.sql.dml import tables_before
 from eddyline.sql.lexer import TokenCursor, split
 
 
@@ -53,6 +54,8 @@ def rows_with_defaults(
 def _values(query: str) -> Iterator[tuple[int, TokenCursor]]:
     """Yield the values of the rows in brackets that follow VALUES, each with its place in the row."""
     cursor = next(split(query))
+    if cursor.word() == "WITH":
+        cursor.at += tables_before(cursor)[0]
     follows = cursor.accept("VALUES")
     while follows and cursor.accept("("):
         yield from enumerate(cursor.items(")"))

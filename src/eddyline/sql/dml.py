@@ -73,6 +73,24 @@ def parse_merge(cursor: TokenCursor) -> Merge:
     return Merge(table, alias, source, name, condition, tuple(clauses), line=cursor.line)
 
 
+def tables_before(cursor: TokenCursor) -> tuple[int, list[str]]:
+    """Return how many tokens ahead the statement after WITH and its common table expressions begins, and their names in lower case."""
+    names: list[str] = []
+    depth, ahead, first = 0, 1, True
+    if cursor.word(1) == "RECURSIVE" and cursor.word(2) not in ("(", "AS"):
+        ahead = 2
+    while cursor.at + ahead < len(cursor.tokens):
+        word = cursor.word(ahead)
+        if first:
+            names.append(word.strip("`").lower())
+        depth += {"(": 1, ")": -1}.get(word, 0)
+        first = not depth and word == ","
+        ahead += 1
+        if word == ")" and not depth and cursor.word(ahead) not in (",", "(", "AS", "MAX"):
+            break
+    return ahead, names
+
+
 def _alias(cursor: TokenCursor, before: str) -> str | None:
     """Consume `[AS] alias` where the word `before`, or the end, doesn't follow at once."""
     if not cursor.accept("AS") and (cursor.done or cursor.word() == before):

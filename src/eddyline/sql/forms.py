@@ -163,7 +163,7 @@ class Merge(Statement):
     """`MERGE INTO table [AS alias] USING source ON condition WHEN ...`.
 
     `source_text` is a name or a query in brackets, with the alias if it has one; `source` is the name that conditions
-    and expressions call it, empty if it has none.
+    and expressions call it, empty if it has none. `tables_text` is a WITH clause before the statement.
     """
 
     table: str
@@ -172,6 +172,7 @@ class Merge(Statement):
     source: str
     condition: str
     clauses: tuple[When, ...]
+    tables_text: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ class MergeQuery:
         types: their types, as SQL.
         defaults: the expressions of the columns that have one, by name in lower case.
         given: names of the columns of the source, which `source_query` has.
+        by_name: returns a value that a clause of a kind gives a column, with the fields of structs in the column's order.
     """
 
     merge: Merge
@@ -33,9 +34,13 @@ class MergeQuery:
     types: Sequence[str]
     defaults: Mapping[str, str]
     given: Sequence[str]
+    by_name: Callable[[str, str, str], str]
 
     def text(self) -> str:
         """Return the query."""
+        return f"{self.merge.tables_text} {self._rows()}"
+
+    def _rows(self) -> str:
         kinds = [of for of in (PAIRS, OF_SOURCE, OF_TABLE) if self._clauses(of)]
         chosen = f"coalesce({', '.join(map(_number, kinds))})"
         after = [
@@ -118,9 +123,12 @@ class MergeQuery:
     def _given_value(self, clause: When, column: str) -> str | None:
         """Return the expression that a clause gives a column; None if it gives none."""
         if clause.values is None:
-            return f"{self._source}.{quoted(column)}"
-        value = {name.lower(): text for name, text in clause.values}.get(column.lower())
-        return value and with_default(value, column, self.defaults)
+            value: str | None = f"{self._source}.{quoted(column)}"
+        else:
+            value = {name.lower(): text for name, text in clause.values}.get(column.lower())
+        if value is None:
+            return None
+        return self.by_name(clause.of, column, with_default(value, column, self.defaults))
 
     def _clauses(self, of: str) -> list[tuple[int, When]]:
         return [(n, one) for n, one in enumerate(self.merge.clauses) if one.of == of]
@@ -131,7 +139,7 @@ class MergeQuery:
 
     @property
     def _source(self) -> str:
-        return quoted(self.merge.source or "eddyline source")
+        return quoted(self.merge.source or _SOURCE)
 
     def _are(self, chosen: str, test: Callable[[When], bool]) -> str:
         """Return the condition that the clause of a row passes a test."""
@@ -141,9 +149,20 @@ class MergeQuery:
 
 def source_query(merge: Merge) -> str:
     """Return a query of all columns of the source."""
-    return f"SELECT * FROM {merge.source_text}"
+    return f"{merge.tables_text} SELECT * FROM {merge.source_text}"
 
 
+def value_query(merge: Merge, of: str, value: str) -> str:
+    """Return a query of a value that a clause of a kind gives, for its type."""
+    sides = {
+        OF_TABLE: f"{quoted(merge.table)} AS {quoted(merge.alias or merge.table)}",
+        OF_SOURCE: f"(SELECT * FROM {merge.source_text}) AS {quoted(merge.source or _SOURCE)}",
+    }
+    rows = sides[of] if of in sides else " CROSS JOIN ".join(sides.values())
+    return f"{merge.tables_text} SELECT ({value}\n) FROM {rows}"
+
+
+_SOURCE = "eddyline source"
 # names with a space: the columns of users, in the same scope, hardly have them
 _TABLE_ROW, _SOURCE_ROW, _NTH = "`eddyline table row`", "`eddyline source row`", "`eddyline nth`"
 

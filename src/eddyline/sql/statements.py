@@ -18,7 +18,7 @@ from eddyline.sql.constraints import (
     parse_expectation,
 )
 from eddyline.sql.describing import parse_describe, parse_show
-from eddyline.sql.dml import parse_delete, parse_merge, parse_truncate, parse_update
+from eddyline.sql.dml import parse_delete, parse_merge, parse_truncate, parse_update, tables_before
 from eddyline.sql.expectations import Expectation
 from eddyline.sql.forms import (
     KINDS,
@@ -46,7 +46,6 @@ from eddyline.sql.forms import (
     Statement,
 )
 from eddyline.sql.lexer import TokenCursor, split
-from eddyline.sql.names import quoted
 from eddyline.sql.view_columns import parse_brackets, with_columns
 
 WAYS_OUT = {
@@ -119,7 +118,8 @@ def _query(cursor: TokenCursor) -> str:
 
 def _with(cursor: TokenCursor) -> Select | Insert | Merge:
     """Parse a query that begins with WITH, or the INSERT or MERGE that reads its common table expressions."""
-    start, ahead = cursor.at, _after_tables(cursor)
+    start = cursor.at
+    ahead, names = tables_before(cursor)
     head = cursor.word(ahead)
     if head in ("DELETE", "UPDATE"):
         cursor.refuse(f"WITH before {head}", WAYS_OUT["WITH"])
@@ -129,24 +129,13 @@ def _with(cursor: TokenCursor) -> Select | Insert | Merge:
     cursor.at += ahead + 1
     if head == "MERGE":
         merge = parse_merge(cursor)
-        name = f" AS {quoted(merge.source)}" if merge.source else ""
-        return replace(merge, source_text=f"({tables} SELECT * FROM {merge.source_text}\n){name}")
+        if merge.table.lower() in names:
+            cursor.fail(f"the table of MERGE and a query after WITH are both called {merge.table}")
+        return replace(merge, tables_text=tables)
     insert = _insert(cursor)
     has_own = insert.query_text[:4].upper() == "WITH"
     query = f"SELECT * FROM ({insert.query_text}\n)" if has_own else insert.query_text
     return replace(insert, query_text=f"{tables} {query}")
-
-
-def _after_tables(cursor: TokenCursor) -> int:
-    """Return how many tokens ahead the statement after WITH and its common table expressions begins."""
-    depth = ahead = 0
-    while cursor.at + ahead < len(cursor.tokens):
-        word = cursor.word(ahead)
-        depth += {"(": 1, ")": -1}.get(word, 0)
-        ahead += 1
-        if word == ")" and not depth and cursor.word(ahead) not in (",", "AS", "MAX"):
-            break
-    return ahead
 
 
 def _kind(cursor: TokenCursor, verb: str) -> str:
