@@ -69,8 +69,9 @@ allow: [203.0.113.64/26]
 
 
 def configured(tmp_path, more=""):
+    """Load CONFIG with more settings, or with other rules."""
     path = tmp_path / "guard.yml"
-    path.write_text(CONFIG + more)
+    path.write_text(more if more.startswith("rules:") else CONFIG + more)
     return load_config(path)
 
 
@@ -158,7 +159,32 @@ def test_configuration_gives_the_rows_of_the_rules(tmp_path):
             "rules: {a: {by: network, metric: pages, window: 1 s, times: 2, at_least: 9}}",
             "rules.a.times: there are no quantiles of pages by network",
         ),
-        ("allow: [192.0.2.1/24]", "allow: 192.0.2.1/24 has host bits set"),
+        ("rules: {a: {by: address, metric: pages, at_least: 9}}", "rules.a.window: it is missing"),
+        (
+            "rules: {a: {by: address, metric: pages, window: 1 s, at_least: 9}}",
+            "rules.a.block: it is missing",
+        ),
+        ("rules: {a: {metric: pages}}", "rules.a.by: it is missing"),
+        (
+            "rules: {a: {by: visitor, metric: pages, window: 1 s, at_least: 9, addresses: 3}}",
+            "rules.a.addresses: only a rule by network counts addresses, and this one is by visitor",
+        ),
+        (
+            "rules: {a: {by: network, metric: pages, window: 1 s, at_least: 9, addresses: 2.5}}",
+            "rules.a.addresses: 2.5 isn't allowed",
+        ),
+        ("rules:\n  404: {}", "rules.404: YAML reads this name in line 2 as int, not as text"),
+        ("rules:\n  on: {}", 'Way out: write it in quotes: "on"'),
+        ("rules: {a: {}, b: {},\n a: {}}", "rules.a: it is given twice, in line 1 and in line 2"),
+        ("allow: []", "allow: it is given twice, in line 8 and in line 9"),
+        (
+            "notify: [{to: nginx, file: f,\n file: g}]",
+            "notify[0].file: it is given twice, in line 9 and in line 10",
+        ),
+        ("new_blocks_per_minute: 2.7", "new_blocks_per_minute: 2.7 isn't allowed"),
+        ("sql: nope.sql", "guard.yml: sql: "),
+        ("rules: {a: &a {by: a}, b: {<<: *a, by: host}}", "rules.a.by: 'a' isn't allowed"),
+        ("zone: UTC\nallow: [192.0.2.1/24]", "allow: it is given twice"),
         ("notify: [{to: pigeon}]", "notify[0].to: 'pigeon' isn't allowed"),
         ("notify: [{to: nginx}]", "notify[0].file: it is missing"),
         ("notify: [{to: nginx, file: f, url: u}]", "notify[0].url: there is no such setting"),

@@ -41,7 +41,10 @@ NIGHT, MORNING, NOON, EVENING = 8, 13, 17, 23
 
 def configured(folder, limit=BASELINE, more=""):
     path = folder / "guard.yml"
-    path.write_text(CONFIG.format(limit=limit) + more)
+    text = CONFIG.format(limit=limit)
+    if more.startswith("zone:"):
+        text = text.replace("zone: America/New_York\n", "")
+    path.write_text(text + more)
     return load_config(path)
 
 

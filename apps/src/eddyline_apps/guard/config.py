@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import re
 import signal
 import zoneinfo
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 from pathlib import Path
-from typing import Any
 
-from eddyline.errors import ScriptError, missing_package
+from eddyline.errors import ScriptError
 from eddyline.sink.base import SinkFormat
 from eddyline.sink.kafka import CHANGELOG, SERVERS, SPARK_SERVERS, KafkaFormat
 from eddyline.sink.webhook import WebhookFormat
+from eddyline_apps.guard.sections import DAY_S, NO_LIMIT, Section, read_file
 from eddyline_apps.guard.tables import RATED, Network
 from eddyline_apps.guard.verifying import DOMAINS, Verification
 from eddyline_apps.places import Places
@@ -40,7 +39,6 @@ MMDB = ".mmdb"
 LEARN_S = 1200
 """How long lines are kept at least if there is something to learn: `baselines.sql` learns a slot 900 s after its beginning."""
 
-NO_LIMIT = 1e15
 SIGNALS = {"HUP": signal.SIGHUP, "USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}
 FILES = ("nginx", "nginx_geo", "haproxy", "nftables")
 """The kinds of notification that write a file; the others are sinks of the engine."""
@@ -54,9 +52,7 @@ SINKS: Mapping[str, tuple[SinkFormat, tuple[str, ...]]] = {
 TIMEOUT_S_MAX = 10
 """The longest time that the guard waits for DNS in a round."""
 
-DAY_S = 86_400
 HISTORY_DAYS_MAX = 365
-_UNITS = {"s": 1, "min": 60, "h": 3600, "day": DAY_S}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,29 +147,21 @@ def load_config(path: Path) -> Config:
         DataError: PLACES_NOT_READABLE, naming a file of places.
         EngineError: MISSING_PACKAGE.
     """
-    try:
-        yaml = importlib.import_module("yaml")  # without stubs
-    except ImportError as error:
-        raise missing_package("the configuration of the guard", "pyyaml", "pipelines") from error
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ScriptError(f"{path} can't be read: {error}", condition="BAD_CONFIG") from error
-    top = _Section(path, "", document)
+    top = read_file(path)
     top.known(
         "rules", "allow", "notify", "capacity", "new_blocks_per_minute", "dry_run", "sql", "places",
         "verify", "zone", "history",
     )  # fmt: skip
-    sql = top.text("sql")
+    sql = _sql(top)
     tables, files = _place_files(top)
     return Config(
         rules=_rules(top.section("rules"), any_window=sql is not None),
         allow=tuple(top.networks("allow")),
         notify=tuple(_notification(one) for one in top.sections("notify")),
         capacity=top.number("capacity", least=1),
-        new_blocks_per_minute=int(top.number("new_blocks_per_minute", least=1) or 30),
+        new_blocks_per_minute=top.whole("new_blocks_per_minute", least=1) or 30,
         dry_run=top.flag("dry_run"),
-        sql=None if sql is None else path.parent / sql,
+        sql=sql,
         places=tuple(one for table in tables for one in _places(table)),
         place_files=files,
         verify=_verification(top),
@@ -184,7 +172,20 @@ def load_config(path: Path) -> Config:
     )
 
 
-def _zone(top: _Section) -> str:
+def _sql(top: Section) -> Path | None:
+    """Return the file of views, which can be read."""
+    name = top.text("sql")
+    if name is None:
+        return None
+    path = top.path.parent / name
+    try:
+        path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise top.wrong("sql", f"{path} can't be read: {error}", "give a file of views, such as a copy of guard.sql") from error  # fmt: skip
+    return path
+
+
+def _zone(top: Section) -> str:
     zone = top.text("zone") or "UTC"
     try:
         zoneinfo.ZoneInfo(zone)
@@ -193,7 +194,7 @@ def _zone(top: _Section) -> str:
     return zone
 
 
-def _verification(top: _Section) -> Verification | None:
+def _verification(top: Section) -> Verification | None:
     value = top.values.get("verify", False)
     if isinstance(value, bool):
         return Verification() if value else None
@@ -201,7 +202,7 @@ def _verification(top: _Section) -> Verification | None:
         value = {"domains": value}
     if not isinstance(value, dict):
         raise top.wrong("verify", f"{value!r} isn't allowed", "give true, domains, or a mapping")
-    section = _Section(top.path, "verify", value)
+    section = Section(top.path, "verify", value)
     section.known("domains", "nameserver", "timeout")
     domains = DOMAINS
     if "domains" in value:
@@ -215,7 +216,7 @@ def _verification(top: _Section) -> Verification | None:
     return Verification(domains, _nameserver(section), timeout_s)
 
 
-def _nameserver(section: _Section) -> tuple[str, int] | None:
+def _nameserver(section: Section) -> tuple[str, int] | None:
     text = section.text("nameserver")
     if text is None:
         return None
@@ -232,7 +233,7 @@ def _nameserver(section: _Section) -> tuple[str, int] | None:
     return host, int(port)
 
 
-def _place_files(top: _Section) -> tuple[list[Path], tuple[str, ...]]:
+def _place_files(top: Section) -> tuple[list[Path], tuple[str, ...]]:
     """Return the files of places: those in CSV, and those in MaxMind's format, which are checked."""
     paths = [top.path.parent / text for text in top.texts("places")]
     files = tuple(str(path) for path in paths if path.suffix.lower() == MMDB)
@@ -267,7 +268,7 @@ def _places(path: Path) -> tuple[tuple[Network, str, str], ...]:
     return tuple((network, *names) for network, names in found.items())
 
 
-def _rules(section: _Section, *, any_window: bool) -> tuple[Rule, ...]:
+def _rules(section: Section, *, any_window: bool) -> tuple[Rule, ...]:
     rules = tuple(
         _rule(name, section.section(name), any_window=any_window) for name in section.values
     )
@@ -276,7 +277,7 @@ def _rules(section: _Section, *, any_window: bool) -> tuple[Rule, ...]:
     return rules
 
 
-def _rule(name: str, section: _Section, *, any_window: bool) -> Rule:
+def _rule(name: str, section: Section, *, any_window: bool) -> Rule:
     section.known(
         "by", "metric", "window", "share", "times", "quantile", "at_least", "at_most", "addresses",
         "block", "baseline",
@@ -300,17 +301,21 @@ def _rule(name: str, section: _Section, *, any_window: bool) -> Rule:
         raise section.wrong("times", f"there are no quantiles of {metric} by {subject}", "use it with requests or pages by address or visitor, with a baseline, or give a share")  # fmt: skip
     at_least = section.number("at_least", least=LEAST)
     if at_least is None:
-        raise section.wrong("at_least", "it is missing", "give the least that is ever blocked")
+        raise section.missing("at_least", "give the least that is ever blocked")
     at_most = section.number("at_most", least=at_least) or NO_LIMIT
-    addresses = section.number("addresses", least=1) or (10 if subject == "network" else 1)
+    addresses = section.whole("addresses", least=1)
+    if subject != "network":
+        if addresses is not None:
+            raise section.wrong("addresses", f"only a rule by network counts addresses, and this one is by {subject}", "leave it out, or write by: network")  # fmt: skip
+        addresses = 1
     return Rule(
         name, subject, metric, window_s, share, times,
         None if times is None else quantile or 0.99,
-        at_least, at_most, int(addresses), section.seconds("block"), baseline,
+        at_least, at_most, addresses or 10, section.seconds("block"), baseline,
     )  # fmt: skip
 
 
-def _notification(section: _Section) -> Notification:
+def _notification(section: Section) -> Notification:
     to = section.choice("to", (*FILES, *SINKS))
     required: tuple[str, ...] = ("file",)
     allowed: tuple[str, ...] = ("file", "pid", "signal")
@@ -323,7 +328,7 @@ def _notification(section: _Section) -> Notification:
     options = {name: section.text(name) for name in allowed}
     for name in required:
         if options[name] is None:
-            raise section.wrong(name, "it is missing", f"a notification to {to} needs it")
+            raise section.missing(name, f"a notification to {to} needs it")
     if to == "kafka" and options["envelope"] is None:
         options["envelope"] = CHANGELOG  # the only one for a view without a key, as `blocked` is
     if options.get("signal") is not None:
@@ -333,118 +338,3 @@ def _notification(section: _Section) -> Notification:
         if value is not None and not re.fullmatch(r"[A-Za-z_][\w ]*", value, re.ASCII):
             raise section.wrong(name, "it isn't a name of nftables", "write it like `inet filter`")
     return Notification(to, {name: value for name, value in options.items() if value is not None})
-
-
-@dataclass(frozen=True, slots=True)
-class _Section:
-    """A mapping of the file. Its methods raise ScriptError that names the file and the place."""
-
-    path: Path
-    place: str
-    values: Any
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.values, dict) or not all(isinstance(k, str) for k in self.values):
-            raise self.wrong("", "it isn't a mapping of names to values", "see docs/guard.md")
-
-    def wrong(self, name: str, what: str, way_out: str) -> ScriptError:
-        where = ".".join(part for part in (self.place, name) if part) or "the file"
-        return ScriptError(f"{self.path}: {where}: {what}", condition="BAD_CONFIG", hint=way_out)
-
-    def known(self, *names: str) -> None:
-        for name in self.values:
-            if name not in names:
-                raise self.wrong(name, "there is no such setting", f"known are {', '.join(names)}")
-
-    def section(self, name: str) -> _Section:
-        where = f"{self.place}.{name}" if self.place else name
-        return _Section(self.path, where, self.values.get(name, {}))
-
-    def sections(self, name: str) -> list[_Section]:
-        return [
-            _Section(self.path, f"{name}[{place}]", one)
-            for place, one in enumerate(self._list(name))
-        ]
-
-    def networks(self, name: str) -> list[Network]:
-        return [self._network(name, one) for one in self._list(name)]
-
-    def _network(self, name: str, value: object) -> Network:
-        try:
-            return ip_network(str(value))
-        except ValueError as error:
-            raise self.wrong(name, str(error), "write it like 192.0.2.0/24") from None
-
-    def _list(self, name: str) -> Sequence[object]:
-        found = self.values.get(name) or []
-        if not isinstance(found, list):
-            raise self.wrong(name, "it isn't a list", "write one entry a line, after a dash")
-        return found
-
-    def choice(self, name: str, allowed: Sequence[str]) -> str:
-        value = self.values.get(name)
-        if value not in allowed:
-            raise self.wrong(name, f"{value!r} isn't allowed", f"give one of {', '.join(allowed)}")
-        return str(value)
-
-    def text(self, name: str) -> str | None:
-        """Return a value as text, `true` and `false` as sinks spell them; None if it isn't given."""
-        value = self.values.get(name)
-        if value is None:
-            return None
-        if isinstance(value, (list, dict)) or not str(value) or "\n" in str(value):
-            raise self.wrong(name, "it isn't a line of text", "give one value")
-        return str(value).lower() if isinstance(value, bool) else str(value)
-
-    def texts(self, name: str) -> list[str]:
-        """Return a text, or the texts of a list."""
-        value = self.values.get(name)
-        if not isinstance(value, list):
-            text = self.text(name)
-            return [] if text is None else [text]
-        found = [_Section(self.path, self.place, {name: one}).text(name) for one in value]
-        return [text for text in found if text is not None]
-
-    def flag(self, name: str) -> bool:
-        value = self.values.get(name, False)
-        if not isinstance(value, bool):
-            raise self.wrong(name, f"{value!r} isn't allowed", "give true or false")
-        return value
-
-    def number(self, name: str, *, least: float, most: float = NO_LIMIT) -> float | None:
-        value = self.values.get(name)
-        if value is None:
-            return None
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, (int, float))
-            or not least <= value <= most
-        ):
-            upper = f" to {most:g}" if most < NO_LIMIT else ""
-            raise self.wrong(
-                name, f"{value!r} isn't allowed", f"give a number from {least:g}{upper}"
-            )
-        return float(value)
-
-    def seconds(self, name: str, *, most: int = 7 * DAY_S) -> int:
-        text = str(self.values.get(name))
-        found = seconds_of(text, most=most)
-        if found is None:
-            raise self.wrong(name, f"{text!r} isn't a time", f"write it like 10 s, 5 min, 2 h or 1 day; {_spelt(most)} at most")  # fmt: skip
-        return found
-
-
-def _spelt(seconds: int) -> str:
-    return f"{seconds // DAY_S} days" if seconds >= DAY_S else f"{seconds} s"
-
-
-def seconds_of(text: str, *, most: int) -> int | None:
-    """Return the seconds of a time such as `10 min`; None if it is none, or longer than `most` seconds.
-
-    Example:
-        >>> seconds_of("2h", most=DAY_S), seconds_of("3 days", most=DAY_S), seconds_of("soon", most=9)
-        (7200, None, None)
-    """
-    found = re.fullmatch(r"(\d{1,6}) ?(s|min|h|day)s?", text, re.ASCII)
-    seconds = int(found[1]) * _UNITS[found[2]] if found else 0
-    return seconds if 1 <= seconds <= most else None

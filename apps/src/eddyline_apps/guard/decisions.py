@@ -14,7 +14,7 @@ from eddyline.catalog.catalog import Catalog
 from eddyline.errors import CatalogError, DataError
 from eddyline.source.inbox import FOLDER, commit_batch, write_files
 from eddyline.storage.files import Files
-from eddyline_apps.guard.config import DAY_S, seconds_of
+from eddyline_apps.guard.sections import DAY_S, seconds_of
 from eddyline_apps.guard.tables import Network, allowed_row
 
 BLOCK, ALLOW = "block", "allow"
