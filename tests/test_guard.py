@@ -131,6 +131,13 @@ def test_keys_of_the_allow_list():
     assert (first, last) == ("20010db80007" + "0" * 20, "20010db80007" + "f" * 20)
 
 
+def test_ipv4_in_the_form_of_ipv6_is_decided_on_as_ipv4():
+    decision = decisions.parse_decision("block", "::ffff:192.0.2.7", "1 h", "ann", "scans")
+    assert str(decision.target) == "192.0.2.7/32"
+    with pytest.raises(DataError, match="is too wide"):
+        decisions.parse_decision("block", "::ffff:192.0.0.0/104", "1 h", "ann", "scans")
+
+
 def test_configuration_gives_the_rows_of_the_rules(tmp_path):
     config = configured(tmp_path)
     assert [rule.row for rule in config.rules] == RULES
@@ -230,6 +237,7 @@ def test_networks_get_a_place_when_they_are_seen(tmp_path):
     lines = [
         line("198.18.9.1", 1),
         line("198.18.9.77", 1),
+        line("::ffff:198.18.8.1", 1),
         line("198.18.7.3", 1),
         "",
         "- -",
@@ -238,6 +246,7 @@ def test_networks_get_a_place_when_they_are_seen(tmp_path):
     rows = networks.observe(pa.array([*lines, "www.x:80 2001:DB8:5::1 - - ["]), START)
     assert [(row[0], row[-2], row[-1]) for row in rows] == [
         ("198.18.9.0/24", "IT", "Omega"),
+        ("198.18.8.0/24", "IT", "Omega"),
         ("2001:db8:5::/48", "FR", "unknown"),
     ]
     assert networks.observe(pa.array(lines), START + timedelta(seconds=50)) == []
@@ -298,8 +307,10 @@ def test_who_is_over_a_limit_is_an_offender(guarded):
     assert limits == {"flood": 110, "network flood": 170, "scraper": 20, "guessing": 8}
 
     attack = [
-        *(line("203.0.113.5", 11, "/x.png") for _ in range(300)),
-        *(line("203.0.113.70", 11, "/x.png") for _ in range(300)),  # on the allow-list
+        *(line("203.0.113.5", 11, "/x.png") for _ in range(50)),
+        *(line("::ffff:203.0.113.5", 11, "/x.png") for _ in range(150)),
+        *(line("www.example.org:443 ::FFFF:203.0.113.5", 11, "/x.png") for _ in range(100)),
+        *(line("::ffff:203.0.113.70", 11, "/x.png") for _ in range(300)),  # on the allow-list
         *(line(f"192.0.2.{n % 200}", 12, "/", status=403) for n in range(600)),
         *(line("198.51.3.7", 12 + n, f"/deep/{n}", agent="Scraper") for n in range(30)),
         *(line("2001:DB8::5", 12, "/wp-login.php", "POST", 401) for _ in range(9)),

@@ -15,7 +15,7 @@ from test_guard_command import arguments
 
 def test_networks_block_their_addresses():
     labels = {"192.0.2.1": True, "192.0.2.9": True, "198.51.100.1": True, "203.0.113.5": False}
-    seen = {"192.0.2.1", "192.0.2.3", "203.0.113.5", "2001:db8::7", "-", "www.example:443"}
+    seen = {"::ffff:192.0.2.1", "192.0.2.3", "203.0.113.5", "2001:db8::7", "-", "www.example:443"}
     found = evaluate(labels, seen, ["192.0.2.0/24", "2001:db8:0::/48", "203.0.113.5"])
     assert found.caught == ("192.0.2.1", "192.0.2.9")
     assert found.missed == ("198.51.100.1",)

@@ -20,7 +20,7 @@
 --            or to allow (action) an address or network until a time. Rows are only ever added: the table is the audit
 --
 -- Terms:
---   address  the first column of the log, if it is an IP address
+--   address  the first column of the log, if it is an IP address; ::ffff:a.b.c.d is a.b.c.d
 --   network  its /24, or the /48 of an IPv6 address
 --   visitor  an address with a user agent
 --   page     a request for anything but images, styles, scripts and downloads
@@ -69,7 +69,7 @@ FROM (
   FROM (
     SELECT split(regexp_replace(
       value,
-      r'^(?:(\S+):\d+ )?(\S+) (\S+) (\S+) \[(\d\d/\w{3}/[12]\d{3}:\d\d:\d\d:\d\d [+-]\d{4})\] "([^"\\\n]*+(?:\\.[^"\\\n]*+)*+)" (\d{3}) (\d{1,12}|-)(?: "([^"\\\n]*+(?:\\.[^"\\\n]*+)*+)" "([^"\\\n]*+(?:\\.[^"\\\n]*+)*+)")?(?: (\d{1,9}(?:\.\d{1,9})?))?\r?\z|(?s)^.*\z',
+      r'^(?:(\S+):\d+ )?(?i:::ffff:(?=[\d.]+ ))?(\S+) (\S+) (\S+) \[(\d\d/\w{3}/[12]\d{3}:\d\d:\d\d:\d\d [+-]\d{4})\] "([^"\\\n]*+(?:\\.[^"\\\n]*+)*+)" (\d{3}) (\d{1,12}|-)(?: "([^"\\\n]*+(?:\\.[^"\\\n]*+)*+)" "([^"\\\n]*+(?:\\.[^"\\\n]*+)*+)")?(?: (\d{1,9}(?:\.\d{1,9})?))?\r?\z|(?s)^.*\z',
       '$1\n$2\n$3\n$4\n$5\n$6\n$7\n$8\n$9\n$10\n$11'
     ), '\n') AS f
     FROM log_lines

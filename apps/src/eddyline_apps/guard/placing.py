@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from eddyline_apps.guard.tables import RATED, Network, parse_target, place_row
+from eddyline_apps.guard.tables import RATED, Network, parse_target, place_row, unmapped
 from eddyline_apps.places import UNKNOWN, Places
 
 WORDS_MAX = 200_000
@@ -88,9 +88,10 @@ class SeenNetworks:
 
     def _parsed(self, word: str) -> Network | None:
         try:
-            network = ip_network(f"{word}/{RATED[ip_address(word).version]}", strict=False)
+            address = unmapped(ip_network(ip_address(word)))
         except ValueError:
             return None
+        network = address.supernet(new_prefix=RATED[address.version])
         return None if self._is_own(network) else network
 
     def _is_own(self, network: Network) -> bool:

@@ -66,6 +66,8 @@ LINES = pa.schema(
 """The columns of `log_lines` in Arrow."""
 
 Network = IPv4Network | IPv6Network
+MAPPED_BITS = 96
+"""The prefix of the IPv6 addresses that stand for those of IPv4, `::ffff:a.b.c.d`."""
 RATED = {4: 24, 6: 48}
 """The prefixes of the networks whose rates the views have."""
 
@@ -108,6 +110,23 @@ def place_row(network: Network, region: str, carrier: str) -> tuple[object, ...]
     if network.prefixlen == RATED[network.version]:
         bucket = first  # found by equality: there may be many
     return (text, network.prefixlen, bucket, first, last, region, carrier)
+
+
+def unmapped(network: Network) -> Network:
+    """Return a network of IPv4 addresses that is written as one of IPv6 in its usual form, as the views have it.
+
+    Example:
+        >>> unmapped(ip_network("::ffff:192.0.2.0/120"))
+        IPv4Network('192.0.2.0/24')
+    """
+    first = network.network_address
+    if (
+        isinstance(first, IPv4Address)
+        or first.ipv4_mapped is None
+        or network.prefixlen < MAPPED_BITS
+    ):
+        return network
+    return IPv4Network((first.ipv4_mapped, network.prefixlen - MAPPED_BITS))
 
 
 def _key(address: IPv4Address | IPv6Address) -> str:
