@@ -6,6 +6,7 @@ parsed has nulls in all columns of `COLUMNS`. The expressions take linear time.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -316,13 +317,26 @@ _W3C_PARTS = {
     "x-host-header": "site",
 }
 _NEEDED = ("date", "clock", "host", "status")
+_W3C_SHAPES = {
+    "date": r"[12]\d{3}-\d\d-\d\d",
+    "clock": r"\d\d:\d\d:\d\d",
+    "host": r"\d{1,3}(?:\.\d{1,3}){3}|[0-9A-Fa-f]*+:[0-9A-Fa-f:.]*+(?:%\w+)?",
+    "method": r"[A-Za-z][\w-]*+|-",
+    "path": r"[/*][^{separator}\r\n]*+",
+    "status": r"\d{3}",
+    "bytes": r"\d{1,18}|-",
+    "milliseconds": r"\d{1,12}(?:\.\d{1,9})?|-",
+    "site": r"[\w.:\[\]-]*+",
+}
+"""How the values of fields look. A line with others was written with other fields than the header names."""
 
 
 def from_header(header: str) -> LogFormat:
     """Return the format whose fields a line `#Fields: date time ...` names: IIS, W3C, CloudFront.
 
     Times are in UTC. IIS writes `+` for a space; CloudFront separates by tabs, writes values as in URLs,
-    and durations in seconds instead of milliseconds. Lines that begin with `#` are skipped.
+    and durations in seconds instead of milliseconds. Lines that begin with `#` are skipped, but for headers that name
+    other fields, which are malformed. So are lines with another number of fields, and those with a value that its field can't have.
 
     Raises:
         DataError: LOG_FORMAT_UNKNOWN: a needed field isn't among them.
@@ -360,11 +374,22 @@ def from_header(header: str) -> LogFormat:
         f"THEN try_to_timestamp({moment}, 'yyyy-MM-dd HH:mm:ss Z') END"
     )
     columns["zone"] = "'+00:00'"
-    # one more field than there should be is enough to tell that there are too many
-    end = r"regexp_replace(line, r'\r$', '')"
-    split = f"split({end}, '{separator}', {len(names) + 1})"
-    fields = f"CASE WHEN size({split}) = {len(names)} THEN {split} END"
-    return LogFormat(header, fields, columns, "coalesce(startswith(line, '#'), false)")
+    values = separator.join(f"(?:{_shape(_W3C_PARTS.get(name, ''), separator)})" for name in names)
+    split = rf"split(regexp_replace(line, r'\r$', ''), '{separator}')"
+    fields = rf"CASE WHEN regexp_like(line, r'^{values}\r?\z') THEN {split} END"
+    # compared by a hash, which is safe in SQL whatever a header holds
+    known = hashlib.md5(" ".join(names).encode(), usedforsecurity=False).hexdigest()
+    found = rf"md5(trim(regexp_replace(lower(substr(line, {len(HEADER) + 1})), r'\s+', ' ')))"
+    comment = (
+        f"startswith(line, '#') AND NOT (startswith(line, '{HEADER}') AND {found} <> '{known}')"
+    )
+    return LogFormat(header, fields, columns, f"coalesce({comment}, false)")
+
+
+def _shape(part: str, separator: str) -> str:
+    """Return the regular expression of a field."""
+    shape = _W3C_SHAPES.get(part, r"[^{separator}\r\n]*+")
+    return shape.replace("{separator}", separator)
 
 
 TABS_HEADER = "host\tlogname\ttime\tmethod\turl\tresponse\tbytes"
