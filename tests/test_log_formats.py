@@ -272,11 +272,41 @@ def test_format_strings_become_patterns_that_match_their_lines():
 
 
 @pytest.mark.parametrize(
+    ("format", "values", "site"),
+    [
+        ("$upstream_addr $host", "10.0.0.1:80, 10.0.0.2:80 a.example", "a.example"),
+        ("$upstream_status $host", "502, 502 : 200, 200 a.example", "a.example"),
+        ("$upstream_status : $host", "502, 200 : a.example", "a.example"),
+        ("$http_x_forwarded_for $host", "- a.example", "a.example"),
+        ("$http_x_forwarded_for - $host", "192.0.2.1,192.0.2.2, x - a.example", "a.example"),
+        ("$http_x_forwarded_for $host", "192.0.2.1 192.0.2.2 a.example", None),
+        ("$host", "10.0.0.2:80 a.example", None),
+        ("[$host]", "[10.0.0.2:80 a.example]", None),
+        ("$host $http_user_agent", "a.example Mozilla/5.0 (X11)", "a.example"),
+        ("$host $http_x_other", "a.example anything, that is", "a.example"),
+    ],
+)
+def test_values_without_quotes_have_no_spaces_but_lists_do(format, values, site):
+    pattern, names = compile_format(f'$remote_addr [$time_local] "$request" $status {format}')
+    line = f'192.0.2.1 [01/Mar/2026:10:00:00 +0000] "GET / HTTP/1.1" 200 {values}'
+    match = re.fullmatch(pattern, line)
+    assert (match and match[names.index("site") + 1]) == site
+
+
+def test_lists_of_apache_are_one_value():
+    pattern, names = compile_format("%{X-Forwarded-For}i %h %t %>s")
+    match = re.fullmatch(pattern, "192.0.2.1, 192.0.2.2 192.0.2.3 [01/Mar/2026:10:00:00 +0000] 200")
+    assert match
+    assert match[names.index("host") + 1] == "192.0.2.3"
+
+
+@pytest.mark.parametrize(
     ("format", "reason"),
     [
         ("combinde", "no name of a format"),
         ("$remote_addr $status", "no time"),
         ("%h %t", "no status"),
+        ("$http_x_forwarded_for [$time_local] $status", "real_ip_header of nginx or mod_remoteip"),
         ("$remote_addr$status [$time_local]", "nothing is between"),
         ("%h %{%d/%m}t %s", "form of time"),
         ("#Fields: date time cs-method", "c-ip, sc-status"),

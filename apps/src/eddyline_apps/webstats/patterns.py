@@ -79,6 +79,9 @@ _APACHE_WITH_ARGUMENT = {
     ("usec", "t"): "epoch_us",
     ("%Y-%m-%dT%H:%M:%S%z", "t"): "iso_time",
 }
+_WORDS = ("host", "site", "method", "cookie")
+"""Values in which there are no spaces, whatever surrounds them."""
+_NGINX_LISTS = ("upstream_", "http_x_forwarded_for", "proxy_add_x_forwarded_for")
 _NGINX_TOKEN = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 _APACHE_TOKEN = re.compile(r"%(%)|%[!\d,]*[<>]?(?:\{([^}]*)\})?[<>]?(\^t[io]|[a-zA-Z])")
 _PARTS_OF_PATH = ("$is_args", "$args", "$query_string", "%q")
@@ -90,6 +93,7 @@ _TIMES = ("time", "iso_time", "epoch_s", "epoch_ms", "epoch_us")
 class _Value:
     part: str  # empty for one that isn't used
     text: str  # as it is written in the format string
+    is_list: bool = False  # such as `a, b`
 
 
 Values: TypeAlias = Callable[[re.Match[str]], list[str | _Value]]
@@ -117,7 +121,10 @@ def compile_format(text: str) -> tuple[str, tuple[str, ...]]:
         if not set(parts) & set(found)
     ]
     if lacking:
-        raise _unusable(text, f"it has no {' and no '.join(lacking)}")
+        hint = _HINT
+        if "client" in lacking:
+            hint = "log $remote_addr or %a; behind a proxy, let real_ip_header of nginx or mod_remoteip of Apache take it from X-Forwarded-For"
+        raise _unusable(text, f"it has no {' and no '.join(lacking)}", hint)
     pattern, names = "", []
     for place, piece in enumerate(pieces):
         if isinstance(piece, str):
@@ -127,7 +134,7 @@ def compile_format(text: str) -> tuple[str, tuple[str, ...]]:
         after = pieces[place + 1] if place + 1 < len(pieces) else ""
         if isinstance(after, _Value):
             raise _unusable(text, f"nothing is between {piece.text} and {after.text}")
-        shape = _shape(piece.part, str(before)[-1:], after[:1])
+        shape = _shape(piece, str(before)[-1:], after)
         if piece.part and piece.part not in names:
             names.append(piece.part)
             pattern += f"({shape})"
@@ -136,17 +143,23 @@ def compile_format(text: str) -> tuple[str, tuple[str, ...]]:
     return pattern, tuple(names)
 
 
-def _shape(part: str, before: str, after: str) -> str:
-    """Return the expression of a value between two characters."""
+def _shape(value: _Value, before: str, after: str) -> str:
+    """Return the expression of a value between a character and a text."""
+    part, end = value.part, after[:1]
     if part in _SHAPES:
         return _SHAPES[part]
-    if after == '"' and before == '"':
+    if end == '"' and before == '"':
         return QUOTED
-    if not after:
+    if part in _WORDS:
+        return rf"[^\s{_literal(end)}]*+"
+    if not end:
         return r"[^\r\n]*+"
-    if after == " " and part == "request":
+    if end == " " and part == "request":
         return r"\S+ \S+ HTTP/[\d.]+|-"
-    return rf"[^\n{_literal(after)}]*+"
+    if end == " " and value.is_list:  # nginx writes ` : ` between groups of servers
+        groups = "" if after.startswith(" :") else r"| : [^\n ]*+"
+        return rf"[^\n ]*+(?:(?<=,) [^\n ]*+{groups})*+"
+    return rf"[^\n{_literal(end)}]*+"
 
 
 def _literal(text: str) -> str:
@@ -195,7 +208,7 @@ def _ends_in_path(pieces: list[str | _Value]) -> bool:
 def _nginx(match: re.Match[str]) -> list[str | _Value]:
     name = match[1] or match[2]
     part = "cookie" if name.startswith("cookie_") or name == "uid_got" else _NGINX.get(name, "")
-    return [_Value(part, match[0])]
+    return [_Value(part, match[0], is_list=name.startswith(_NGINX_LISTS))]
 
 
 def _apache(match: re.Match[str]) -> list[str | _Value]:
@@ -212,12 +225,15 @@ def _apache(match: re.Match[str]) -> list[str | _Value]:
     part = _APACHE_WITH_ARGUMENT.get((key, letter), "")
     if letter == "t" and not part:
         raise _unusable(match[0], "this form of time isn't known; %t is")
-    return [_Value(part, match[0])]
+    return [_Value(part, match[0], is_list=(key, letter) == ("x-forwarded-for", "i"))]
 
 
-def _unusable(text: str, reason: str) -> DataError:
+_HINT = "give the name of a format, or the string as it is in the server's configuration"
+
+
+def _unusable(text: str, reason: str, hint: str = _HINT) -> DataError:
     return DataError(
         f"the log format {text!r} can't be used: {reason}",
         condition="LOG_FORMAT_UNKNOWN",
-        hint="give the name of a format, or the string as it is in the server's configuration",
+        hint=hint,
     )
