@@ -79,6 +79,17 @@ def test_a_missing_log_is_named(tmp_path):
         guard.run(arguments("--log", tmp_path / "none", "--config", tmp_path / "guard.yml"))
 
 
+def test_a_token_that_is_too_short_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("SHORT", "12345")
+    (tmp_path / "guard.yml").write_text(CONFIG)
+    words = ("--log", tmp_path / "access.log", "--config", tmp_path / "guard.yml", "--follow")
+    with pytest.raises(EngineError, match=r"BAD_OPTION.*length of the console's token"):
+        guard.run(
+            arguments(*words, "--port", 0, "--token", "${env:SHORT}", "--storage", tmp_path / "s")
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["guard.yml"]
+
+
 def test_programs_get_what_happens_as_events(capsys):
     class Reached:
         def reached(self):

@@ -70,7 +70,10 @@ def test_epochs_that_have_read_lines_are_reported(capsys):
     [
         ([], "LOG_NOT_READABLE"),
         (["--log", "missing.log"], "LOG_NOT_READABLE"),
-        (["--log", "*.log"], "LOG_FORMAT_UNKNOWN"),
+        (["--log", "*.log", "--follow"], "LOG_FORMAT_UNKNOWN"),
+        (["--log", "*.log"], "LOG_NOT_READABLE"),
+        (["--log", "odd", "*.log", "--log-format", "combined"], "LOG_NOT_READABLE"),
+        (["--log", "odd", "--log-format", "combined", "--views", "none.sql"], "BAD_OPTION"),
         (["--log", "odd"], "LOG_FORMAT_UNKNOWN"),
         (["--log", "odd", "--log-format", "combined", "--zone", "Mars/Olympus"], "BAD_OPTION"),
         (["--log", "odd", "--log-format", "combined", "--site-from", "/x"], "LOG_FORMAT_UNKNOWN"),
@@ -85,6 +88,10 @@ def test_what_cannot_be_done_is_refused_before_anything_is_written(
     with pytest.raises(EddylineError) as caught:
         webstats(*arguments)
     assert caught.value.condition == condition
+    if "*.log" in arguments and condition == "LOG_NOT_READABLE":
+        assert f"no file matches {tmp_path / '*.log'}" in str(caught.value)
+    if "--views" in arguments:
+        assert "the file after --views can't be read" in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["odd"]
 
 

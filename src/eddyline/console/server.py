@@ -84,8 +84,7 @@ class Console:
         additions: Sequence[Addition] = (),
         read_only: bool = False,
     ) -> None:
-        secret = _token(token)
-        check_token(host, secret)
+        secret = token_of(token, host)
         self._store: CatalogStore = open_store(files, options.catalog)
         try:
             observer = Observer(self._store, health)
@@ -154,9 +153,15 @@ class Console:
         self.stop()
 
 
-def _token(reference: str) -> str:
-    if not reference:
-        return ""
+def token_of(reference: str, host: str = LOOPBACK) -> str:
+    """Return the token that a reference stands for; empty for none.
+
+    Raises:
+        EngineError: BAD_OPTION: it is too short, or missing for an address that other machines reach.
+    """
     given = {"token": reference}
-    check_secrets(given, given)
-    return filled_in(given)["token"]
+    if reference:
+        check_secrets(given, given)
+        given = filled_in(given)
+    check_token(host, given["token"])
+    return given["token"]

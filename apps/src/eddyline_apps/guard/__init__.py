@@ -135,6 +135,10 @@ def run(args: argparse.Namespace) -> int:
             condition="BAD_OPTION",
             hint="eddyline guard --log PATH --config FILE --follow --port 8422",
         )
+    if args.token:
+        from eddyline.console.server import token_of  # needs packages that may be missing
+
+        token_of(args.token)  # refuses one that is too short
     labels = None if args.labels is None else read_labels(args.labels)
     for path in args.log:
         if not args.follow and not path.is_file():

@@ -175,8 +175,8 @@ def run(args: argparse.Namespace) -> int:
             stack.enter_context(tempfile.TemporaryDirectory(prefix="eddyline-webstats-"))
         )
         check_files(args.places or ())
+        text = _text(args.views) if args.views else None
         asked = _asked(args, storage)
-        text = args.views.read_text(encoding="utf-8") if args.views else None
         views = queries(script(asked.settings(), text))
         secret = secret_of(storage)
         queues = stack.enter_context(ExitStack())  # closed after the engine, which reads them
@@ -290,10 +290,36 @@ def _asked(args: argparse.Namespace, storage: Path) -> Run:
             condition="LOG_NOT_READABLE",
             hint="give files or globs after --log; or --queue, --kafka with --topic, or --site",
         )
+    if known is None and not args.follow:
+        _check_globs(run.logs)
     if run.lines and not run.log_format:
         run = replace(run, log_format=_detected(run.logs) if run.logs else COMBINED.name)
     store_run(storage, run, known)
     return run
+
+
+def _text(views: Path) -> str:
+    """Return the text after --views."""
+    try:
+        return views.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"the file after --views can't be read: {error}",
+            condition="BAD_OPTION",
+            hint="give a changed copy of what --show-views prints",
+        ) from error
+
+
+def _check_globs(logs: Sequence[str]) -> None:
+    """Refuse globs of logs that match nothing, for a command that waits for no files."""
+    for log in logs:
+        if glob.has_magic(log) and not glob.glob(log):
+            raise DataError(
+                f"no file matches {log}",
+                condition="LOG_NOT_READABLE",
+                hint="give the paths of logs; with --follow they may come later",
+                log=log,
+            )
 
 
 def _zone(text: str) -> tuple[str, str]:
