@@ -156,6 +156,14 @@ def at(day, time, host="192.0.2.1", agent=BROWSER, path="/", **parts):
 
 
 @pytest.mark.spark
+def test_pages_were_answered_without_an_error(offline):
+    codes = ["000", "200", "206", "301", "302", "304", "400", "404", "499", "500"]
+    lines = [at("01/Aug/1995", "12:00:00", path=f"/{code}", status=code) for code in codes]
+    found = offline(lines, "SELECT path FROM requests WHERE is_page ORDER BY path")
+    assert [path for (path,) in found] == ["/200", "/206", "/301", "/302", "/304"]
+
+
+@pytest.mark.spark
 def test_a_visit_over_midnight_belongs_to_the_day_of_its_start(offline):
     lines = [
         at("01/Aug/1995", "12:00:00", path="/first"),

@@ -10,8 +10,8 @@
 -- carrier of a client by the files after --places, or null; beacons of the page script have them in their lines.
 -- Nothing else of a client's address, login, cookie or user agent is kept in these views.
 
--- The requests, described. A page is a successful request without the images, styles and downloads that
--- belong to it. `visitor` is hashed with the salt of its day, so that a visitor can't be followed over
+-- The requests, described. A page is a request that was answered without an error, also by a redirect, but for the images,
+-- styles and downloads that belong to it. Its status is 0 if the client left before an answer. `visitor` is hashed with the salt of its day, so that a visitor can't be followed over
 -- days. Only visits over midnight need the salt of the day before, or after: `visitor_before` until 06:00,
 -- `visitor_after` from 23:30.
 CREATE VIEW requests AS
@@ -39,7 +39,7 @@ SELECT
   minute(clock) AS minute,
   second,
   method IN ('GET', 'POST')
-    AND status < 400
+    AND status BETWEEN 1 AND 399
     AND NOT regexp_like(path, r'(?i)^[^?]*\.(gif|jpe?g|png|bmp|ico|xbm|svg|webp|css|js|map|ttf|woff2?|eot|swf|mpe?g|mp[34]|avi|wav|pdf|zip|t?gz)(\?|$)')
     AS is_page,
   method,
