@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import time
@@ -11,6 +12,7 @@ import pytest
 
 import eddyline as el
 from eddyline.answers.run_health import stored_health
+from eddyline.cli.interrupts import quiet_interrupts
 from eddyline.storage.files import Files
 from processes import Child
 from waiting import PATIENCE_S, until
@@ -63,3 +65,46 @@ def test_a_command_ends_on_ctrl_c(storage, tmp_path, name):
     finally:
         child.kill()
     assert "Traceback" not in errors.read_text()
+
+
+def test_a_command_that_starts_ends_on_ctrl_c_without_tracebacks(tmp_path):
+    log, errors = tmp_path / "access.log", tmp_path / "errors"
+    log.write_text('192.0.2.1 - - [01/Mar/2026:10:00:00 +0000] "GET / HTTP/1.1" 200 12\n')
+    words = ["webstats", "--log", str(log), "--storage", str(tmp_path / "s")]
+    child = Child([sys.executable, "-m", "eddyline", *words], errors)
+    try:
+        manifests = tmp_path / "s" / "manifests"
+        until(lambda: manifests.is_dir() and len(list(manifests.iterdir())) > 3, child.last_words)
+        child.process.send_signal(signal.SIGINT)
+        assert child.process.wait(PATIENCE_S) == 130, child.last_words()
+    finally:
+        child.kill()
+    assert "Traceback" not in errors.read_text()
+
+
+def test_calls_that_ctrl_c_interrupts_are_not_logged(caplog):
+    def logged(error, module):
+        record = logging.LogRecord("root", logging.ERROR, module, 1, "x", (), (None, error, None))
+        logging.getLogger().handle(record)
+
+    reentrant = ValueError("sending failed")
+    reentrant.__context__ = RuntimeError("reentrant call inside <_io.BufferedReader name=6>")
+    with quiet_interrupts():
+        for error in (reentrant, KeyboardInterrupt()):
+            logged(error, "/py4j/java_gateway.py")
+        assert not caplog.records
+        logged(reentrant, "/other.py")
+        logged(ValueError("the JVM is gone"), "/py4j/java_gateway.py")
+    logged(reentrant, "/py4j/java_gateway.py")
+    assert len(caplog.records) == 3
+
+
+def test_ctrl_c_counts_where_python_ignores_exceptions():
+    class Freed:
+        def __del__(self):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), quiet_interrupts():  # noqa: PT012
+        found = Freed()
+        del found
+        time.sleep(PATIENCE_S)

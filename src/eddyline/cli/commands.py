@@ -26,6 +26,7 @@ from eddyline.cli import (
     tasks,
     watermarks,
 )
+from eddyline.cli.interrupts import quiet_interrupts
 from eddyline.cli.output import show_error
 from eddyline.errors import EddylineError, EngineError, StateGrowthWarning, installed_version
 
@@ -75,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = argparse.Namespace()
     try:
         args = build_parser(arguments).parse_args(arguments)
-        with _short_warnings():
+        with _short_warnings(), quiet_interrupts():
             code: int = args.run(args)
         sys.stdout.flush()
     except KeyboardInterrupt:
