@@ -145,23 +145,17 @@ class Dml:
         # one evaluation for both versions of each row
         query = f"SELECT {old}, {new} FROM {_named(entry, alias)}{where}"
         rows = self._run(query).toDF(*numbered("c", 2 * len(entry.columns)))
-        texts = {
-            f"c{place}": _by_name(f"c{place}", rows.schema[place].dataType, field, query)
+        structs = {
+            f"c{place}": field
             for place, field in enumerate(entry.columns, len(entry.columns))
             if field.name in given and contains_type(field.dataType, ("struct",))
         }
-        if not texts:
-            return rows
-        kinds = dict(zip(rows.columns, [*entry.columns, *entry.columns], strict=True))
+        texts = {
+            name: f"CAST({_by_name(name, rows.schema[name].dataType, field, query)} AS {sql_type(field.dataType)}) AS {name}"
+            for name, field in structs.items()
+        }
         with query_errors(query, table=entry.name):  # a type that can't be cast
-            return rows.selectExpr(
-                *(
-                    f"CAST({texts[name]} AS {sql_type(kinds[name].dataType)}) AS {name}"
-                    if name in texts
-                    else name
-                    for name in rows.columns
-                )
-            )
+            return rows.selectExpr(*(texts.get(name, name) for name in rows.columns))
 
     def merge(self, entry: Entry, statement: Merge, shown: str) -> DataFrame:
         """Return the rows that MERGE changes; see `MergeQuery`.
@@ -175,14 +169,14 @@ class Dml:
         source = self._run(source_query(statement))
         columns = {field.name: field for field in entry.columns}
 
-        def by_name(of: str, column: str, value: str) -> str:
+        def in_order(of: str, column: str, value: str) -> str:
             if not contains_type(columns[column].dataType, ("struct",)):
                 return value
             (given,) = self._run(value_query(statement, of, value), shown).schema
             return _by_name(f"({value}\n)", given.dataType, columns[column], shown)
 
         names, given = entry.columns.names, source.columns
-        query = MergeQuery(statement, names, kinds, _defaults(entry), given, by_name).text()
+        query = MergeQuery(statement, names, kinds, _defaults(entry), given, in_order).text()
         return self._run(query, shown)
 
     def _run(self, query: str, shown: str = "") -> DataFrame:

@@ -154,7 +154,10 @@ def _loads(_: int) -> bool:
 
 
 def cloned(session: SparkSession, **settings: str) -> SparkSession:
-    """Return a session with the same functions, views and settings, except the given settings, and one rule that gives wrong results."""
+    """Return a session with the same functions, views and settings, except the given settings.
+
+    A rule of Spark's optimiser that gives wrong results is off.
+    """
     # PySpark has no public call for it
     jvm_session = session._jsparkSession.cloneSession()  # noqa: SLF001
     twin = SparkSession(session.sparkContext, jvm_session)
