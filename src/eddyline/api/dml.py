@@ -138,24 +138,33 @@ class Dml:
         }
         old = ", ".join(quoted(field.name) for field in entry.columns)
         new = ", ".join(
-            _assigned(given[field.name], field) if field.name in given else quoted(field.name)
+            self._assigned(entry, alias, field, given[field.name])
+            if field.name in given
+            else quoted(field.name)
             for field in entry.columns
         )
         where = _where(condition)
         # one evaluation for both versions of each row
         query = f"SELECT {old}, {new} FROM {_named(entry, alias)}{where}"
-        rows = self._run(query).toDF(*numbered("c", 2 * len(entry.columns)))
-        structs = {
-            f"c{place}": field
-            for place, field in enumerate(entry.columns, len(entry.columns))
-            if field.name in given and contains_type(field.dataType, ("struct",))
-        }
-        texts = {
-            name: f"CAST({_by_name(name, rows.schema[name].dataType, field, query)} AS {sql_type(field.dataType)}) AS {name}"
-            for name, field in structs.items()
-        }
-        with query_errors(query, table=entry.name):  # a type that can't be cast
-            return rows.selectExpr(*(texts.get(name, name) for name in rows.columns))
+        return self._run(query).toDF(*numbered("c", 2 * len(entry.columns)))
+
+    def _assigned(self, entry: Entry, alias: str | None, field: StructField, value: str) -> str:
+        """Return the column that UPDATE makes of the value of a column."""
+        query = f"SELECT ({value}\n) FROM {_named(entry, alias)}"
+        typed = self._in_order(field, value, query, shown=value)
+        return f"CAST(({typed}\n) AS {sql_type(field.dataType)}) AS {quoted(field.name)}"
+
+    def _in_order(self, column: StructField, value: str, query: str, shown: str) -> str:
+        """Return a value of a column in which structs have the fields of the column, by name.
+
+        Args:
+            query: a query of the value, for its type.
+            shown: what errors show in its place.
+        """
+        if not contains_type(column.dataType, ("struct",)):
+            return value
+        (given,) = self._run(query, shown).schema
+        return _by_name(f"({value}\n)", given.dataType, column, shown)
 
     def merge(self, entry: Entry, statement: Merge, shown: str) -> DataFrame:
         """Return the rows that MERGE changes; see `MergeQuery`.
@@ -170,10 +179,8 @@ class Dml:
         columns = {field.name: field for field in entry.columns}
 
         def in_order(of: str, column: str, value: str) -> str:
-            if not contains_type(columns[column].dataType, ("struct",)):
-                return value
-            (given,) = self._run(value_query(statement, of, value), shown).schema
-            return _by_name(f"({value}\n)", given.dataType, columns[column], shown)
+            query = value_query(statement, of, value)
+            return self._in_order(columns[column], value, query, shown)
 
         names, given = entry.columns.names, source.columns
         query = MergeQuery(statement, names, kinds, _defaults(entry), given, in_order).text()
@@ -260,13 +267,6 @@ def _by_name(value: str, given: DataType, column: StructField, query: str) -> st
             fragment=query,
             hint="give the fields of the column: named_struct('a', 1, 'b', 2)",
         ) from error
-
-
-def _assigned(value: str, field: StructField) -> str:
-    """Return the value of a column in UPDATE: in its type, unless the fields of a struct must be put in order before."""
-    if contains_type(field.dataType, ("struct",)):
-        return f"({value}\n) AS {quoted(field.name)}"
-    return f"CAST(({value}\n) AS {sql_type(field.dataType)}) AS {quoted(field.name)}"
 
 
 def _is_comparable(kind: DataType) -> bool:
