@@ -110,7 +110,7 @@ def test_equal_rows_are_added_up_before_the_jvm(tmp_path, spark, monkeypatch):
 def test_the_very_first_and_last_times_are_left_alone():
     kind = pa.timestamp("us", "UTC")
     rows = pa.table({"c0": pa.array([-(1 << 63), 90_000_000, None], pa.int64()).cast(kind)})
-    assert Rounding("c0", MINUTE).applied(rows, kind).equals(rows)
-    within = Rounding("c0", MINUTE, 50_000_000).applied(rows.slice(1), kind)
+    assert Rounding("c0", MINUTE).applied(rows, rows.schema).equals(rows)
+    within = Rounding("c0", MINUTE, 50_000_000).applied(rows.slice(1), rows.schema)
     assert within["c0"].cast(pa.int64()).to_pylist() == [50_000_000, None]
-    assert Rounding("c0", MINUTE).applied(rows.slice(0, 0), kind).num_rows == 0
+    assert Rounding("c0", MINUTE).applied(rows.slice(0, 0), rows.schema).num_rows == 0

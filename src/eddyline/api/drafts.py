@@ -32,6 +32,7 @@ from eddyline.changes import OPERATION
 from eddyline.errors import CatalogError, DataError
 from eddyline.intake.event_time import declared_watermark, with_watermark
 from eddyline.intake.retention import with_retention
+from eddyline.plan.refusals import SHAPES
 from eddyline.plan.types import contains_type, repeats_field
 from eddyline.source.dead_letters import KEY, LETTERS
 from eddyline.source.received import RECEIVED_AT, is_received
@@ -79,12 +80,7 @@ def table_of_query(name: str, query: str, columns: StructType) -> Entry:
         elif repeats_field(field.dataType):
             way_out = "give the fields of a struct different names"
         if way_out:
-            raise DataError(
-                f"column {field.name} has the type {field.dataType.simpleString()}, which can't be kept",
-                condition="UNSUPPORTED_TYPE",
-                table=name,
-                hint=way_out,
-            )
+            raise _not_kept(field, way_out, table=name)
     plain = [StructField(field.name, field.dataType) for field in loose_schema(columns)]
     made = table(name, StructType(plain), ())
     return replace(made, options={**made.options, MADE_AS: _hash(query)})
@@ -264,6 +260,9 @@ def _bad_schema(text: str) -> DataError:
     )
 
 
+_ANOTHER_TYPE = "give it another type, such as INT for the months of an interval or BINARY for a shape, or leave it out"
+
+
 def nullable(schema: StructType) -> StructType:
     """Return the schema as Spark's plans have it: all columns nullable, CHAR and VARCHAR as STRING.
 
@@ -273,19 +272,22 @@ def nullable(schema: StructType) -> StructType:
     document = _CHARS.sub('"string"', schema.json())
     plain = StructType.fromJson(json.loads(document))
     for field in plain:
+        if contains_type(field.dataType, SHAPES):
+            raise _not_kept(field)
         try:
             arrow_schema(StructType([field]), "UTC")
-            error = None
-        except PySparkException as unknown:
-            error = unknown
-        if error or contains_type(field.dataType, ("geometry", "geography")):
-            raise DataError(
-                f"column {field.name} has the type {field.dataType.simpleString()}, which can't be kept",
-                condition="UNSUPPORTED_TYPE",
-                hint="give it another type, such as INT for the months of an interval or BINARY for a shape, "
-                "or leave it out",
-            ) from error
+        except PySparkException as error:
+            raise _not_kept(field) from error
     return StructType([StructField(field.name, field.dataType, True) for field in plain])
+
+
+def _not_kept(field: StructField, way_out: str = _ANOTHER_TYPE, **about: str) -> DataError:
+    return DataError(
+        f"column {field.name} has the type {field.dataType.simpleString()}, which can't be kept",
+        condition="UNSUPPORTED_TYPE",
+        hint=way_out,
+        **about,
+    )
 
 
 def key_of(columns: StructType, names: Key, relation: str) -> tuple[str, ...]:

@@ -146,6 +146,7 @@ UNKNOWN_NODE = Refusal("operator {name} has no incremental rule", "write the que
 
 _A_TYPE = "a column of type {type} can't be kept"
 
+SHAPES = ("geometry", "geography")
 TIME = "time"
 # Types that can't be exchanged between Spark and the operators, as named by `contains_type`.
 TYPES: dict[str, Refusal] = {
@@ -157,8 +158,7 @@ TYPES: dict[str, Refusal] = {
         "interval year to month": "cast it to a number of months",
         # operators compare bytes, a collation doesn't
         "string collate ": "use lower(x) instead, or x COLLATE UTF8_BINARY",
-        "geometry": "keep it as bytes: st_asbinary(x)",
-        "geography": "keep it as bytes: st_asbinary(x)",
+        **dict.fromkeys(SHAPES, "keep it as bytes: st_asbinary(x)"),
         TIME: "set spark.sql.timeType.enabled to true before the storage is opened, or cast it to a string",
     }.items()
 }

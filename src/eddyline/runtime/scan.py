@@ -118,7 +118,7 @@ class LeafScan:
                 if self.where is not None:
                     rows = rows_where(self.where, rows, self.schema)
                 for one in self.rounded:
-                    rows = one.applied(rows, self.schema.field(one.column).type)
+                    rows = one.applied(rows, self.schema)
                 if SEQUENCE not in rows.column_names:
                     rows = merged_if_repetitive(rows)
                 yield from batches_of(rows, self.schema)

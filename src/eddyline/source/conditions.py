@@ -31,11 +31,11 @@ class ColumnTest:
 
     def mask(self, rows: Rows, schema: pa.Schema) -> Mask:
         """Return for which rows the test holds; null where a value that it compares is null."""
-        column = _column(rows, schema, self.column)
+        column = column_of(rows, schema, self.column)
         if self.function == "is_in":
             found = pc.is_in(column, value_set=pa.array(self.values, column.type))
             return pc.if_else(pc.is_valid(column), found, None) if column.null_count else found
-        operands = [_column(rows, schema, self.other)] if self.other else []
+        operands = [column_of(rows, schema, self.other)] if self.other else []
         operands += [pa.scalar(value, column.type) for value in self.values]
         return pc.call_function(self.function, [column, *operands])
 
@@ -69,6 +69,7 @@ def rows_where(condition: Condition, rows: Rows, schema: pa.Schema) -> Rows:
     return rows if pc.all(mask, skip_nulls=False).as_py() else rows.filter(mask)
 
 
-def _column(rows: Rows, schema: pa.Schema, name: str) -> Mask:
+def column_of(rows: Rows, schema: pa.Schema, name: str) -> Mask:
+    """Return a column of stored rows in its type in the plan."""
     column, wanted = rows[name], schema.field(name).type
     return column if column.type == wanted else column.cast(wanted)
