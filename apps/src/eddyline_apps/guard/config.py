@@ -101,7 +101,7 @@ class Config:
 
     Attributes:
         capacity: requests a second that the server can answer; None: as measured.
-        sql: a file of views in the place of `guard.sql`.
+        sql: the text of a file of views in the place of `guard.sql`.
         places: where networks are: a network, its region and its carrier each.
         place_files: files in MaxMind's format, for networks that `places` doesn't have.
         verify: how search engines are told by reverse DNS; None: they aren't.
@@ -115,7 +115,7 @@ class Config:
     capacity: float | None = None
     new_blocks_per_minute: int = 30
     dry_run: bool = False
-    sql: Path | None = None
+    sql: str | None = None
     places: tuple[tuple[Network, str, str], ...] = ()
     place_files: tuple[str, ...] = ()
     verify: Verification | None = None
@@ -172,17 +172,16 @@ def load_config(path: Path) -> Config:
     )
 
 
-def _sql(top: Section) -> Path | None:
-    """Return the file of views, which can be read."""
+def _sql(top: Section) -> str | None:
+    """Return the text of the file of views."""
     name = top.text("sql")
     if name is None:
         return None
     path = top.path.parent / name
     try:
-        path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise top.wrong("sql", f"{path} can't be read: {error}", "give a file of views, such as a copy of guard.sql") from error  # fmt: skip
-    return path
 
 
 def _zone(top: Section) -> str:

@@ -8,7 +8,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from pathlib import Path
 
 from eddyline.errors import DataError
-from eddyline_apps.guard.tables import unmapped
+from eddyline_apps.addresses import parsed_address
 
 SHOWN_MAX = 10
 ATTACK, NORMAL = ("1", "attack", "attacker", "bad"), ("0", "normal", "visitor", "good")
@@ -74,7 +74,7 @@ def read_labels(path: Path) -> dict[str, bool]:
 def parsed(word: str) -> IPv4Address | IPv6Address | None:
     """Return an address; None if the word is none."""
     try:
-        return unmapped(ip_network(ip_address(word))).network_address
+        return parsed_address(word)
     except ValueError:
         return None
 

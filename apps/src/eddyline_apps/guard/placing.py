@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_network
 from pathlib import Path
 from shutil import copyfile
 from tempfile import TemporaryDirectory
@@ -12,7 +12,8 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from eddyline_apps.guard.tables import RATED, Network, parse_target, place_row, unmapped
+from eddyline_apps.addresses import parsed_address
+from eddyline_apps.guard.tables import RATED, Network, parse_target, place_row
 from eddyline_apps.places import UNKNOWN, Places
 
 WORDS_MAX = 200_000
@@ -88,10 +89,10 @@ class SeenNetworks:
 
     def _parsed(self, word: str) -> Network | None:
         try:
-            address = unmapped(ip_network(ip_address(word)))
+            address = parsed_address(word)
         except ValueError:
             return None
-        network = address.supernet(new_prefix=RATED[address.version])
+        network = ip_network(f"{address}/{RATED[address.version]}", strict=False)
         return None if self._is_own(network) else network
 
     def _is_own(self, network: Network) -> bool:

@@ -29,14 +29,13 @@ def read_file(path: Path) -> Section:
         yaml = importlib.import_module("yaml")  # without stubs
     except ImportError as error:
         raise missing_package("the configuration of the guard", "pyyaml", "pipelines") from error
-
     try:
-        text = path.read_text(encoding="utf-8")
-        node = yaml.compose(text, yaml.SafeLoader)
-        document = yaml.safe_load(text)
+        loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
+        node = loader.get_single_node()
+        _check_keys(path, "", node, set())
+        document = None if node is None else loader.construct_document(node)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ScriptError(f"{path} can't be read: {error}", condition="BAD_CONFIG") from error
-    _check_keys(path, "", node, set())
     return Section(path, "", document)
 
 

@@ -93,8 +93,9 @@ class Guard:
     def __init__(self, engine: Engine, config: Config) -> None:
         self._engine = engine
         self._config = config
-        text = script() if config.sql is None else config.sql.read_text(encoding="utf-8")
-        if config.sql is None:
+        text = config.sql
+        if text is None:
+            text = script()
             text += script("baselines") if config.baselines else ""
             text += script("places") if config.has_places else ""
         self._networks = (

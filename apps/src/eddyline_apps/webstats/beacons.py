@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import ipaddress
 import json
 import time
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from urllib.parse import urlsplit
 
 from eddyline.errors import EddylineError, missing_package
 from eddyline.relay.queue import Producer
+from eddyline_apps.addresses import parsed_address
 from eddyline_apps.places import Places
 from eddyline_apps.webstats.inputs import Sites
 
@@ -193,11 +193,9 @@ class Beacons:
             # what is further left was sent by the client, which may write anything
             found = (given[-self._proxies] if len(given) >= self._proxies else "") or found
         try:
-            address = ipaddress.ip_address(found.strip("[]"))
+            return str(parsed_address(found.strip("[]")))
         except ValueError:
             return found
-        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-        return str(mapped or address)
 
 
 class GroupWriter:
