@@ -105,12 +105,13 @@ def first_session() -> Any:
 def lane_at_random(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each epoch of each view run in the driver or as a Spark job, by a seed from the test's name.
 
-    In the driver, inputs are evaluated whole or in parts.
+    In the driver, inputs are evaluated whole or in parts. Small results are read in the driver or by workers.
     """
     if request.node.get_closest_marker("spark") is None:
         return
     from eddyline.runtime.lane_choice import Lanes
 
     monkeypatch.setattr(Lanes, "choose", drawn(request.node.nodeid))
-    rows = random.Random(request.node.nodeid).choice((2, 10_000))
-    monkeypatch.setattr("eddyline.runtime.short_lane.PART_ROWS", rows)
+    die = random.Random(request.node.nodeid)
+    monkeypatch.setattr("eddyline.runtime.short_lane.PART_ROWS", die.choice((2, 10_000)))
+    monkeypatch.setattr("eddyline.answers.reader.LOCAL_ROWS", die.choice((-1, 10_000)))

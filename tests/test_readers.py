@@ -317,6 +317,12 @@ def test_a_view_has_no_rows_before_it_was_made(engine):
 # -- DataFrames that are run later -------------------------------------------------------------
 
 
+@pytest.fixture
+def read_by_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let small results, too, be read when a DataFrame is run."""
+    monkeypatch.setattr("eddyline.answers.reader.LOCAL_ROWS", -1)
+
+
 MADE = {
     "snapshot": lambda engine: engine.snapshot("counts"),
     "made of it": lambda engine: engine.snapshot("counts").where("n > 0").select("v", "n"),
@@ -325,6 +331,7 @@ MADE = {
 }
 
 
+@pytest.mark.usefixtures("read_by_workers")
 @pytest.mark.parametrize("made", MADE)
 def test_a_data_frame_can_be_run_as_long_as_it_lives(storage, spark, made):
     with opened(storage, spark, lease_seconds=3600) as engine:
@@ -337,6 +344,7 @@ def test_a_data_frame_can_be_run_as_long_as_it_lives(storage, spark, made):
         assert committed_epochs(engine.files)[0] <= first
 
 
+@pytest.mark.usefixtures("read_by_workers")
 @pytest.mark.parametrize("made", MADE)
 def test_a_data_frame_that_is_gone_keeps_nothing(storage, spark, made):
     with opened(storage, spark, lease_seconds=3600) as engine:
@@ -364,6 +372,7 @@ def collect_garbage(spark) -> None:
     spark.sparkContext._jvm.System.gc()
 
 
+@pytest.mark.usefixtures("read_by_workers")
 def test_a_data_frame_past_its_time_tells_so(storage, spark):
     with opened(storage, spark, compaction_fan_in=2) as engine:
         advance(engine, 1)

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from eddyline.catalog.logged import Logged
 from eddyline.changes import APPEND, OPERATION, SEQUENCE, WEIGHT
 from eddyline.operators.base import numbered
-from eddyline.runtime.worker import batches_of
+from eddyline.runtime.worker import batches_of, prepare_worker
 from eddyline.source.segment_readers import Reader, read_segment
 from eddyline.source.segments import Segment, accepted_by_time, rejected_by_time
 from eddyline.spark.schema import arrow_schema, plain_schema
@@ -48,6 +48,7 @@ class SegmentsReader:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the tasks numbered in the input, without weights, which are all 1."""
+        prepare_worker()
         columns = numbered("c", len(self.places))
         stored = columns[:-1] if self.reasons else columns
         for batch in batches:

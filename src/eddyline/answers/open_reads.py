@@ -52,11 +52,15 @@ class OpenReads:
             return True
 
     def keep(self, epoch: Epoch, frame: DataFrame) -> DataFrame:
-        """Retain an epoch until a DataFrame, and all that are derived from it, are gone; return the DataFrame."""
+        """Retain an epoch until a DataFrame, and all that are derived from it, are gone; return the DataFrame.
+
+        A DataFrame of local rows needs no epoch.
+        """
         reference = FrameReference(frame)
-        with self._lock:
-            until = time.monotonic() + self._seconds
-            self._open[epoch].frames.append((reference, until))
+        if reference.alive():
+            with self._lock:
+                until = time.monotonic() + self._seconds
+                self._open[epoch].frames.append((reference, until))
         return frame
 
     def end(self, epoch: Epoch) -> None:

@@ -9,7 +9,26 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from eddyline.answers.changelog import CDF, UPDATE, cdf_form, net_changes, retract_form, update_form
 from eddyline.changes import (
@@ -23,16 +42,30 @@ from eddyline.changes import (
 )
 from eddyline.errors import StateError
 from eddyline.operators.base import numbered
-from eddyline.runtime.worker import batches_of
+from eddyline.runtime.worker import batches_of, prepare_worker
 from eddyline.sink.rows import with_commit
 from eddyline.spark.schema import arrow_schema, plain_schema
+from eddyline.spark.session import frame as local_frame
 from eddyline.spark.session import numbers, zone_of
 from eddyline.state.arrangement import Layout
 from eddyline.state.kernels import repeat
 from eddyline.state.manifest import manifest_name
+from eddyline.state.retyping import cast_to
 from eddyline.state.runs import Run, read_run
 from eddyline.state.weights import check_held
 from eddyline.storage.files import Files
+
+_PLAIN = (
+    *(BooleanType, ByteType, ShortType, IntegerType, LongType, FloatType, DoubleType, DecimalType),
+    *(StringType, BinaryType, DateType, TimestampType, TimestampNTZType),
+)
+
+LOCAL_ROWS, LOCAL_BYTES = 10_000, 1 << 20
+"""Results of up to so many rows, in runs of so many bytes, are read where the DataFrame is made.
+
+As an action of the frame then needs no Python worker, it takes a fraction of the time. Spark even ends a worker
+whose rows it doesn't need to the end, such as for `first()`, and starts another one for the next action.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +133,7 @@ class SnapshotReader:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the buckets numbered in the input."""
+        prepare_worker()
         for batch in batches:
             for place in batch.column(0).to_pylist():
                 yield from self.buckets[place].batches(self.schema)
@@ -153,6 +187,7 @@ class ChangesReader:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the changes of the epochs whose indices in `epochs` are in the input."""
+        prepare_worker()
         for batch in batches:
             for place in batch.column(0).to_pylist():
                 yield from self.epochs[place].batches(self.schema)
@@ -170,9 +205,33 @@ def snapshot_frame(
     plain = plain_schema(schema)
     kinds = arrow_schema(plain, zone_of(session))
     held = [SnapshotBucket(files, relation, runs, len(schema), epoch) for runs in buckets]
+    if _is_small(buckets) and all(_is_plain(field.dataType) for field in plain):
+        tables = [cast_to(rows, kinds) for bucket in held if (rows := bucket.read()) is not None]
+        rows = pa.concat_tables(tables) if tables else kinds.empty_table()
+        if rows.num_rows <= LOCAL_ROWS:  # rows are repeated by their weights
+            return local_frame(session, rows, plain).toDF(*schema.names)
     reader = SnapshotReader(tuple(held), kinds)
     frame = numbers(session, len(buckets)).mapInArrow(reader, plain)
     return frame.toDF(*schema.names)
+
+
+def _is_small(buckets: Sequence[tuple[Run, ...]]) -> bool:
+    runs = [run for bucket in buckets for run in bucket]
+    return (
+        sum(run.rows for run in runs) <= LOCAL_ROWS
+        and sum(run.bytes for run in runs) <= LOCAL_BYTES
+    )
+
+
+def _is_plain(kind: DataType) -> bool:
+    """Return whether Spark makes local rows of a type, whatever is null in them."""
+    if isinstance(kind, ArrayType):
+        return _is_plain(kind.elementType)
+    if isinstance(kind, MapType):
+        return _is_plain(kind.keyType) and _is_plain(kind.valueType)
+    if isinstance(kind, StructType):
+        return all(field.nullable and _is_plain(field.dataType) for field in kind)
+    return isinstance(kind, _PLAIN)
 
 
 def changes_frame(

@@ -7,7 +7,7 @@ from contextlib import suppress
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame
 
-_NODE = "MapInArrow"
+_NODE, _LOCAL = "MapInArrow", "LocalRelation"
 
 
 class FrameReference:
@@ -16,25 +16,31 @@ class FrameReference:
     All DataFrames derived from it, views of a session over it, cached copies and running jobs share that
     function, so it lives as long as any of them. A reference to the DataFrame itself wouldn't show that.
 
-    If the function can't be found in the plan, it counts as alive.
+    If the function can't be found in the plan, it counts as alive. A DataFrame of local rows runs none.
 
     Args:
-        frame: a `mapInArrow`, below nodes with one child each.
+        frame: a `mapInArrow`, or local rows, below nodes with one child each.
     """
 
     def __init__(self, frame: DataFrame) -> None:
         self._reference = None
+        self._local = False
         # PySpark has no public way to the plan; its nodes are those of this version of Spark
         with suppress(Py4JError):
             node = frame._jdf.queryExecution().analyzed()  # noqa: SLF001
-            while node.nodeName() != _NODE:
+            while (name := node.nodeName()) not in (_NODE, _LOCAL):
                 node = node.child()
+            if name == _LOCAL:
+                self._local = True
+                return
             function = node.expressions().head().func()
             jvm = frame.sparkSession.sparkContext._jvm  # noqa: SLF001
             self._reference = jvm.java.lang.ref.WeakReference(function)  # type: ignore[union-attr]
 
     def alive(self) -> bool:
         """Whether the JVM may still run the function."""
+        if self._local:
+            return False
         try:
             return self._reference is None or not self._reference.refersTo(None)
         except (Py4JError, OSError):  # the JVM has ended

@@ -1,0 +1,140 @@
+"""Small results are read where their DataFrame is made, without Python workers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from eddyline import Engine, Options
+from eddyline.answers import reader
+from eddyline.errors import StateError
+from eddyline.state.manifest import committed_epochs, last_committed
+from waiting import until
+
+pytestmark = pytest.mark.spark
+
+KINDS = {
+    "flag": "BOOLEAN", "tiny": "TINYINT", "small": "SMALLINT", "number": "INT", "big": "BIGINT",
+    "single": "FLOAT", "real": "DOUBLE", "price": "DECIMAL(38, 10)", "name": "STRING", "code": "CHAR(3)",
+    "short": "VARCHAR(5)", "data": "BINARY", "day": "DATE", "ts": "TIMESTAMP", "local": "TIMESTAMP_NTZ",
+    "list": "ARRAY<STRUCT<a: INT, b: STRING>>", "parts": "STRUCT<a: INT, b: MAP<STRING, DATE>>",
+}  # fmt: skip
+VALUES = (
+    "true, 1, 2, 3, 4, 1.5, -0.0, 12.3400000000, 'é', 'ab', 'xyz', X'00ff', DATE '0001-01-01', "
+    "TIMESTAMP '1883-11-18 12:00:00.000001', TIMESTAMP_NTZ '9999-12-31 23:59:59', "
+    "array(struct(1, 'x'), NULL, struct(NULL, NULL)), struct(1, map('k', NULL))"
+)
+
+
+@pytest.fixture
+def by_workers(monkeypatch):
+    def read(frame_of):
+        """Return a frame of small results that workers read."""
+        with monkeypatch.context() as patched:
+            patched.setattr(reader, "LOCAL_ROWS", -1)
+            return frame_of()
+
+    monkeypatch.setattr(reader, "LOCAL_ROWS", 10_000)
+    return read
+
+
+def is_local(frame) -> bool:
+    return frame._jdf.queryExecution().analyzed().collectLeaves().head().nodeName() == (
+        "LocalRelation"
+    )
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
+def test_rows_and_types_are_those_that_workers_read(tmp_path, spark, by_workers, zone):
+    session = spark.newSession()
+    session.conf.set("spark.sql.session.timeZone", zone)
+    with Engine(str(tmp_path), session) as engine:
+        columns = ", ".join(f"{name} {kind}" for name, kind in KINDS.items())
+        engine.execute(f"CREATE TABLE t ({columns}); CREATE VIEW v AS SELECT * FROM t ORDER BY big")
+        engine.execute(f"INSERT INTO t VALUES ({VALUES}), ({', '.join(['NULL'] * len(KINDS))})")
+        engine.execute(f"INSERT INTO t VALUES ({VALUES})")  # a row that is there twice
+        engine.advance()
+        for name in ("t", "v"):
+            local = engine.snapshot(name)
+            read = by_workers(lambda name=name: engine.snapshot(name))
+            assert (is_local(local), is_local(read)) == (True, False)
+            assert local.schema == read.schema
+            assert sorted(map(repr, local.collect())) == sorted(map(repr, read.collect()))
+            assert local.count() == 3
+        assert [row.big for row in engine.snapshot("v").collect()] == [None, 4, 4]
+        empty = engine.sql("SELECT * FROM v WHERE big < 0")
+        assert (empty.count(), empty.columns) == (0, [*KINDS])
+
+
+def test_what_is_large_or_of_other_types_is_read_by_workers(tmp_path, spark, by_workers):
+    with Engine(str(tmp_path), spark) as engine:
+        engine.execute("""
+            CREATE TABLE t (a INT);
+            CREATE TABLE j (v VARIANT, d INTERVAL DAY TO SECOND);
+            CREATE TABLE n (s STRUCT<a: INT NOT NULL>);
+            CREATE VIEW many AS SELECT 'x' AS x FROM t;
+            CREATE VIEW wide AS SELECT a, repeat(uuid_of, 60000) AS text
+            FROM (SELECT a, sha2(CAST(a AS STRING), 256) AS uuid_of FROM t WHERE a < 3);
+        """)
+        engine.execute("INSERT INTO t SELECT id FROM range(10001); INSERT INTO n VALUES (NULL)")
+        engine.execute("INSERT INTO j SELECT parse_json('1'), INTERVAL '1' DAY")
+        engine.advance()
+        frames = {name: engine.snapshot(name) for name in ("t", "j", "n", "many", "wide")}
+        assert not [name for name, frame in frames.items() if is_local(frame)]
+        counts = {name: frame.count() for name, frame in frames.items()}
+        assert counts == {"t": 10_001, "j": 1, "n": 1, "many": 10_001, "wide": 3}
+
+
+def test_such_a_frame_keeps_its_rows_and_retains_no_epoch(tmp_path, spark, by_workers):
+    with Engine(str(tmp_path), spark, Options(retain_epochs=1)) as engine:
+        engine.execute("CREATE TABLE t (a INT); INSERT INTO t VALUES (1)")
+        engine.advance()
+        frame, first = engine.snapshot("t"), engine.advance()
+        rows = iter(range(2, 100))
+
+        def gone() -> bool:
+            engine.execute(f"INSERT INTO t VALUES ({next(rows)})")
+            engine.advance()
+            return committed_epochs(engine.files)[0] > first
+
+        until(gone, lambda: "the epoch is held, and stays")
+        assert [row.a for row in frame.collect()] == [1]
+
+
+def test_damage_is_named_when_the_frame_is_made(tmp_path, spark, by_workers):
+    with Engine(str(tmp_path / "s"), spark) as engine:
+        engine.execute("CREATE TABLE t (a INT); INSERT INTO t VALUES (1)")
+        engine.advance()
+        runs = last_committed(engine.files).all_runs()
+    shutil.copytree(tmp_path / "s", tmp_path / "damaged")  # this process has not read it yet
+    with Engine(str(tmp_path / "damaged"), spark, read_only=True) as engine:
+        for run in runs:
+            os.truncate(engine.files.path(run.name), run.bytes - 9)
+        with pytest.raises(StateError, match=r"it has \d+ bytes"):
+            engine.snapshot("t")
+
+
+PROGRAM = """
+import sys
+import eddyline as el
+
+with el.Engine(sys.argv[1]) as engine:
+    engine.table("t", "a INT").insert([(n,) for n in range(20_000)])
+    engine.advance()
+    print(engine.snapshot("t").first().a >= 0, len(engine.snapshot("t").take(2)))
+"""
+
+
+def test_workers_whose_rows_are_not_needed_end_silently(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "storage")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("True 2\n", "")
