@@ -60,7 +60,11 @@ console-pictures: setup ## run the console's browser tests, and copy their scree
 	    dead-letters letter requests settings; do \
 	    cp build/console/$$name.png docs/console-$$name.png; done
 
-setup: $(VENV)/.installed-dev postgresql kafka chromium prometheus nginx goaccess
+setup: $(VENV)/.installed-dev $(VENV)/.warm postgresql kafka chromium prometheus nginx goaccess
+
+# The tests start Spark often: with an archive of its classes in two thirds of the time.
+$(VENV)/.warm: $(VENV)/.installed-dev
+	@$(BIN)/eddyline warm-up && touch $@ || true
 
 # A server for the tests of the catalog, which skip without one.
 postgresql:

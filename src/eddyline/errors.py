@@ -172,6 +172,7 @@ CONDITIONS: dict[str, Condition] = {
     "UNKNOWN_SPARK_VERSION": Condition(ENVIRONMENT, False, "This version of PySpark is not supported. Install one that the hint names."),
     "JVM_LOST": Condition(ENVIRONMENT, True, "The JVM of Spark has ended: it was killed, often because memory was short, or has crashed. Nothing can run in this process any more, so `engine.start()` and `eddyline run` end. Start the process again, or let a supervisor do it: nothing is lost."),
     "NO_JAVA": Condition(ENVIRONMENT, False, "Spark runs on Java, and there is none on the PATH or in JAVA_HOME. Install a JRE, or the extra `jdk`."),
+    "NO_CLASS_ARCHIVE": Condition(ENVIRONMENT, False, "`eddyline warm-up` can't make an archive of Spark's classes; the message says why. Spark starts without one, only slower."),
     "WORKER_LOST": Condition(ENVIRONMENT, True, "A process of Spark's, such as a Python worker, ended while it worked for a query or a statement, which has changed nothing. Run it again."),
     "WORKERS_LACK_PACKAGE": Condition(ENVIRONMENT, False, "Spark's Python workers can't load Eddyline. Set PYSPARK_PYTHON to a Python in which it is installed, before the session is made."),
     # applications and benchmarks

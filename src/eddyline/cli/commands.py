@@ -24,6 +24,7 @@ from eddyline.cli import (
     run,
     sinks,
     tasks,
+    warm_up,
     watermarks,
 )
 from eddyline.cli.interrupts import quiet_interrupts
@@ -43,6 +44,7 @@ MODULES = (
     pipelines,
     init,
     doctor,
+    warm_up,
 )
 """The modules of the commands."""
 

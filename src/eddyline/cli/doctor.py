@@ -60,6 +60,7 @@ def examine(storage: str | None = None) -> Iterator[Finding]:
     yield _worker_python()
     yield _spark()
     yield _java()
+    yield _class_archive()
     yield _memory()
     yield _folder("temporary files", tempfile.gettempdir())
     if storage is not None:
@@ -107,6 +108,18 @@ def _java() -> Finding:
     if int(found[1]) < VERSION_MIN:
         return Finding("Java", MISSING, first, ADVICE)
     return Finding("Java", OK, first)
+
+
+def _class_archive() -> Finding:
+    check = "class archive"
+    if has_module("pyspark"):
+        from eddyline.spark.class_archive import archive_path
+
+        path = archive_path()
+        if path is not None and path.exists():
+            return Finding(check, OK, f"{size(path.stat().st_size)} of Spark's classes")
+    advice = "eddyline warm-up, if Spark should start faster"
+    return Finding(check, OPTIONAL, "none of Spark's classes", advice)
 
 
 def _memory() -> Finding:

@@ -61,4 +61,5 @@ def provide_java() -> None:
         f'exec {shlex.quote(str(java))} "${{arguments[@]}}"\n'
     )
     program.chmod(0o700)
+    (home / "lib").symlink_to(java.parents[1] / "lib")
     os.environ["JAVA_HOME"] = str(home)

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext
@@ -16,7 +17,6 @@ from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
 
 from eddyline.errors import JVM_LOST, EngineError
-from eddyline.spark.java import provide_java
 
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 _ENDING_S = 0.5
@@ -26,17 +26,22 @@ _BEHIND = 10
 _INCUBATOR = b"WARNING: Using incubator modules: jdk.incubator.vector"
 
 
-def logging_settings() -> dict[str, str]:
-    """Return the setting of Spark that makes the JVM log only errors.
+def logging_options() -> str:
+    """Return the options that make the JVM log only errors.
 
-    It is empty where the user has a log4j2 configuration in Spark's folder `conf`. One that is named
+    There are none where the user has a log4j2 configuration in Spark's folder `conf`. One that is named
     in `spark.driver.extraJavaOptions` wins as well.
     """
     kinds = ("properties", "xml", "yaml", "json")
     if any((_conf_folder() / f"log4j2.{kind}").exists() for kind in kinds):
-        return {}
-    # the "default" options come before all others that the user sets
-    return {"spark.driver.defaultJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"}
+        return ""
+    return f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"
+
+
+def java_settings(*options: str) -> dict[str, str]:
+    """Return the setting of Spark that gives options to the JVM of a session, before all that the user sets."""
+    text = " ".join(filter(None, options))
+    return {"spark.driver.defaultJavaOptions": text} if text else {}
 
 
 def given_settings() -> dict[str, str]:
@@ -63,14 +68,10 @@ def start_jvm(settings: Mapping[str, str]) -> None:
 
     Args:
         settings: settings of Spark; the JVM's memory and options can't be changed later.
-
-    Raises:
-        EngineError: NO_JAVA, there is none to start.
     """
     with SparkContext._lock:  # noqa: SLF001  # pyspark has no public way to a JVM without a session
         if SparkContext._gateway is not None:  # noqa: SLF001
             return
-        provide_java()
         reader, writer = os.pipe()
         relay = threading.Thread(target=_pass_on, args=(reader,), daemon=True)
         relay.start()
@@ -84,6 +85,20 @@ def start_jvm(settings: Mapping[str, str]) -> None:
         os.close(writer)
         _put_behind(gateway.proc.pid)
         SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001
+
+
+def end_jvm() -> int:
+    """End the Spark application and the JVM of this process.
+
+    Returns:
+        the exit code of the JVM.
+    """
+    context: Any = SparkContext._active_spark_context  # noqa: SLF001
+    gateway: Any = SparkContext._gateway  # noqa: SLF001
+    context.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()  # at whose end PySpark's JVM ends
+    return int(gateway.proc.wait())
 
 
 def _put_behind(pid: int) -> None:

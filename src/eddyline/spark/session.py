@@ -17,7 +17,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from eddyline.errors import EngineError
-from eddyline.spark.jvm import given_settings, logging_settings, start_jvm
+from eddyline.spark.class_archive import archive_options
+from eddyline.spark.java import provide_java
+from eddyline.spark.jvm import given_settings, java_settings, logging_options, start_jvm
 from eddyline.spark.scala import scala_of
 
 ZONE = "spark.sql.session.timeZone"
@@ -102,13 +104,18 @@ def local_session(zone: str = "", fixed: Mapping[str, str] | None = None) -> Spa
     Args:
         zone: time zone of a new session; empty for UTC.
         fixed: more settings of a new session: those that its storage was made with.
+
+    Raises:
+        EngineError: NO_JAVA, there is none for a new session.
     """
     if SparkContext._active_spark_context is not None:  # noqa: SLF001  # not public in PySpark
         return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
     given = given_settings()
-    ours = {n: value for n, value in (_LOCAL | logging_settings()).items() if n not in given}
+    provide_java()
+    java = java_settings(logging_options(), archive_options())
+    ours = {n: value for n, value in (_LOCAL | java).items() if n not in given}
     settings = ours | ({ZONE: zone} if zone else {}) | dict(fixed or {})
     start_jvm(settings)
     master = given.get("spark.master", "")
