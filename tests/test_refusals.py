@@ -118,6 +118,14 @@ REFUSED = {
         "UNSUPPORTED_TYPE",
         "st_asbinary",
     ),
+    **{
+        f"repeated fields of {value}": (
+            f"SELECT {value} AS s FROM t",
+            "UNSUPPORTED_TYPE",
+            "different names",
+        )
+        for value in ("named_struct('a', v, 'a', s)", "array(named_struct('a', v, 'a', s))")
+    },
     "a time of day": ("SELECT TIME '01:02:03' AS a", "UNSUPPORTED_TYPE", "timeType.enabled"),
     **{
         f"empty {value}": (f"SELECT {value} AS a FROM t", "UNSUPPORTED_TYPE", "give its elements")

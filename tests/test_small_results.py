@@ -6,9 +6,11 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from eddyline import Engine, Options
 from eddyline.answers import reader
@@ -77,6 +79,7 @@ def test_what_is_large_or_of_other_types_is_read_by_workers(tmp_path, spark, by_
             CREATE TABLE t (a INT);
             CREATE TABLE j (v VARIANT, d INTERVAL DAY TO SECOND);
             CREATE TABLE n (s STRUCT<a: INT NOT NULL>);
+            CREATE VIEW pair AS SELECT named_struct('a', a, 'A', a + 1) AS s FROM t WHERE a = 1;
             CREATE VIEW many AS SELECT 'x' AS x FROM t;
             CREATE VIEW wide AS SELECT a, repeat(uuid_of, 60000) AS text
             FROM (SELECT a, sha2(CAST(a AS STRING), 256) AS uuid_of FROM t WHERE a < 3);
@@ -86,8 +89,39 @@ def test_what_is_large_or_of_other_types_is_read_by_workers(tmp_path, spark, by_
         engine.advance()
         frames = {name: engine.snapshot(name) for name in ("t", "j", "n", "many", "wide")}
         assert not [name for name, frame in frames.items() if is_local(frame)]
+        frames["pair"] = engine.snapshot("pair")
         counts = {name: frame.count() for name, frame in frames.items()}
-        assert counts == {"t": 10_001, "j": 1, "n": 1, "many": 10_001, "wide": 3}
+        assert counts == {"t": 10_001, "j": 1, "n": 1, "pair": 1, "many": 10_001, "wide": 3}
+
+
+def test_rows_that_are_there_often_are_not_repeated_in_the_driver(
+    tmp_path, spark, by_workers, monkeypatch
+):
+    with Engine(str(tmp_path), spark) as engine:
+        engine.execute("""
+            CREATE TABLE t (a INT);
+            CREATE VIEW long AS SELECT repeat('x', 300) AS text FROM t;
+            CREATE VIEW often AS SELECT 'x' AS text FROM t LATERAL VIEW explode(sequence(1, 4)) AS n;
+        """)
+        engine.execute("INSERT INTO t SELECT 1 FROM range(4000)")
+        engine.advance()
+        with monkeypatch.context() as patched:
+            patched.setattr(reader, "repeat", None)
+            frames = [engine.snapshot(name) for name in ("long", "often")]
+        assert [frame.count() for frame in frames] == [4_000, 16_000]
+
+
+def test_threads_leave_the_active_session_as_it_is(tmp_path, spark, by_workers):
+    with Engine(str(tmp_path), spark.newSession()) as engine:
+        engine.execute("CREATE TABLE t (a INT); INSERT INTO t VALUES (1)")
+        engine.advance()
+        before = SparkSession._activeSession
+        with ThreadPoolExecutor(8) as pool:
+            frames = [pool.submit(engine.sql, "SELECT a FROM t") for _ in range(40)]
+            made = [pool.submit(engine.view, f"v{n}", "SELECT a FROM t") for n in range(4)]
+            assert {frame.result().first().a for frame in frames} == {1}
+            assert all(view.result() for view in made)
+        assert SparkSession._activeSession is before
 
 
 def test_such_a_frame_keeps_its_rows_and_retains_no_epoch(tmp_path, spark, by_workers):

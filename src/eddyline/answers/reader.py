@@ -61,7 +61,7 @@ _PLAIN = (
 )
 
 LOCAL_ROWS, LOCAL_BYTES = 10_000, 1 << 20
-"""Results of up to so many rows, in runs of so many bytes, are read where the DataFrame is made.
+"""Results of up to so many rows and bytes are read where the DataFrame is made.
 
 As an action of the frame then needs no Python worker, it takes a fraction of the time. Spark even ends a worker
 whose rows it doesn't need to the end, such as for `first()`, and starts another one for the next action.
@@ -70,7 +70,7 @@ whose rows it doesn't need to the end, such as for `first()`, and starts another
 
 @dataclass(frozen=True, slots=True)
 class SnapshotBucket:
-    """Reads the rows of one bucket of an arrangement, repeated by weight.
+    """Reads the rows of one bucket of an arrangement.
 
     Attributes:
         epoch: the epoch whose rows these are.
@@ -83,8 +83,8 @@ class SnapshotBucket:
     columns: int
     epoch: Epoch
 
-    def read(self) -> pa.Table | None:
-        """Return the rows as columns `c0..`; None if there are none."""
+    def merged(self) -> pa.Table | None:
+        """Return the rows with their weights; None if there are no runs."""
         with expiry(self.files, self.epoch):
             tables = [read_run(self.files, run) for run in self.runs]
         if not tables:
@@ -92,8 +92,16 @@ class SnapshotBucket:
         stored = (name for name in tables[0].column_names if name not in (HASH, WEIGHT))
         rows = Layout(tuple(stored)).merge(tables)
         check_held("a result", rows, view=self.relation)
-        rows = repeat(rows, rows[WEIGHT].to_numpy())
-        return rows.select(numbered("c", self.columns))
+        return rows
+
+    def repeated(self, rows: pa.Table) -> pa.Table:
+        """Return merged rows as often as their weights say, as columns `c0..`."""
+        return repeat(rows, rows[WEIGHT].to_numpy()).select(numbered("c", self.columns))
+
+    def read(self) -> pa.Table | None:
+        """Return the rows as columns `c0..`; None if there are none."""
+        rows = self.merged()
+        return None if rows is None else self.repeated(rows)
 
     def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the rows in the columns of `schema`."""
@@ -205,26 +213,35 @@ def snapshot_frame(
     plain = plain_schema(schema)
     kinds = arrow_schema(plain, zone_of(session))
     held = [SnapshotBucket(files, relation, runs, len(schema), epoch) for runs in buckets]
-    if _is_small(buckets) and all(_is_plain(field.dataType) for field in plain):
-        tables = [cast_to(rows, kinds) for bucket in held if (rows := bucket.read()) is not None]
-        rows = pa.concat_tables(tables) if tables else kinds.empty_table()
-        if rows.num_rows <= LOCAL_ROWS:  # rows are repeated by their weights
+    if all(_is_plain(field.dataType) for field in plain):
+        rows = _small(held, kinds)
+        if rows is not None:
             return local_frame(session, rows, plain).toDF(*schema.names)
     reader = SnapshotReader(tuple(held), kinds)
     frame = numbers(session, len(buckets)).mapInArrow(reader, plain)
     return frame.toDF(*schema.names)
 
 
-def _is_small(buckets: Sequence[tuple[Run, ...]]) -> bool:
-    runs = [run for bucket in buckets for run in bucket]
-    return (
-        sum(run.rows for run in runs) <= LOCAL_ROWS
-        and sum(run.bytes for run in runs) <= LOCAL_BYTES
-    )
+def _small(buckets: Sequence[SnapshotBucket], schema: pa.Schema) -> pa.Table | None:
+    """Return the rows of buckets in the columns of a schema; None if they are too many, or too large."""
+    runs = [run for bucket in buckets for run in bucket.runs]
+    if sum(run.rows for run in runs) > LOCAL_ROWS or sum(run.bytes for run in runs) > LOCAL_BYTES:
+        return None
+    tables = [schema.empty_table()]
+    for bucket in buckets:
+        rows = bucket.merged()
+        if rows is None or not rows.num_rows:
+            continue
+        weights = rows[WEIGHT].to_numpy()
+        if weights.sum() > LOCAL_ROWS or rows.nbytes * weights.max() > LOCAL_BYTES:
+            return None
+        tables.append(cast_to(bucket.repeated(rows), schema))
+    found = pa.concat_tables(tables)
+    return found if found.num_rows <= LOCAL_ROWS else None
 
 
 def _is_plain(kind: DataType) -> bool:
-    """Return whether Spark makes local rows of a type, whatever is null in them."""
+    """Return whether PySpark makes local rows of a type, whatever is null in them: not of structs with NOT NULL."""
     if isinstance(kind, ArrayType):
         return _is_plain(kind.elementType)
     if isinstance(kind, MapType):

@@ -74,12 +74,8 @@ def table_of_query(name: str, query: str, columns: StructType) -> Entry:
                 hint="give them different names with AS",
             )
     for field in columns:
-        way_out = ""
         if contains_type(field.dataType, ("void",)):
             way_out = "give its values a type: CAST(NULL AS INT), CAST(array() AS ARRAY<INT>)"
-        elif repeats_field(field.dataType):
-            way_out = "give the fields of a struct different names"
-        if way_out:
             raise _not_kept(field, way_out, table=name)
     plain = [StructField(field.name, field.dataType) for field in loose_schema(columns)]
     made = table(name, StructType(plain), ())
@@ -274,6 +270,8 @@ def nullable(schema: StructType) -> StructType:
     for field in plain:
         if contains_type(field.dataType, SHAPES):
             raise _not_kept(field)
+        if repeats_field(field.dataType):
+            raise _not_kept(field, "give the fields of a struct different names")
         try:
             arrow_schema(StructType([field]), "UTC")
         except PySparkException as error:

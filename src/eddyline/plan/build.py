@@ -25,9 +25,9 @@ from eddyline.plan.logical import (
     type_of,
 )
 from eddyline.plan.nodes import Comparison, Leaf, Node, StatefulPart
-from eddyline.plan.refusals import EMPTY, TIME, TYPES, Refusal
+from eddyline.plan.refusals import EMPTY, REPEATED_FIELD, TIME, TYPES, Refusal
 from eddyline.plan.render import text
-from eddyline.plan.types import column_type, contains_type, is_always_empty
+from eddyline.plan.types import column_type, contains_type, is_always_empty, repeats_field
 from eddyline.source.conditions import Condition
 from eddyline.source.rounding import Rounding
 
@@ -327,6 +327,8 @@ class Build:
         for name, refusal in TYPES.items():
             if contains_type(kept, (name,)) and not (name == TIME and self.catalyst.keeps_times):
                 return refusal
+        if repeats_field(kept):
+            return REPEATED_FIELD
         return EMPTY if is_always_empty(kept) else None
 
     def refused(self, refusal: Refusal, fragment: str | None = None) -> QueryError:

@@ -166,6 +166,8 @@ TYPES: dict[str, Refusal] = {
 EMPTY = Refusal(
     _A_TYPE, "give its elements a type: CAST(array() AS ARRAY<INT>)", "UNSUPPORTED_TYPE"
 )
+# Spark's readers of Arrow find fields by name.
+REPEATED_FIELD = Refusal(_A_TYPE, "give the fields of a struct different names", "UNSUPPORTED_TYPE")
 
 DUPLICATE_COLUMN = Refusal(
     "the result has several columns named {names}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -90,6 +91,9 @@ _EPOCHS = {
     "spark.sql.exchange.reuse": "false",
     EXCLUDED_RULES: ",".join((_LOSES_ORDER, *_MERGES)),
 }
+
+_activation = threading.RLock()
+"""Held while PySpark's own note of the active session, one for all threads, may be that of an engine."""
 
 # the Spark applications whose workers can load this package
 _checked: weakref.WeakSet[SparkContext] = weakref.WeakSet()
@@ -180,12 +184,14 @@ def cloned(session: SparkSession, **settings: str) -> SparkSession:
 def active(session: SparkSession) -> Iterator[None]:
     """Make a session the active one of this thread during the context."""
     sessions = scala_of(session).static("org.apache.spark.sql.SparkSession")
-    before, wrapper = sessions.getActiveSession(), SparkSession._activeSession  # noqa: SLF001
+    with _activation:
+        before, wrapper = sessions.getActiveSession(), SparkSession._activeSession  # noqa: SLF001
     sessions.setActiveSession(session._jsparkSession)  # noqa: SLF001
     try:
         yield
     finally:
-        SparkSession._activeSession = wrapper  # noqa: SLF001
+        with _activation:
+            SparkSession._activeSession = wrapper  # noqa: SLF001
         if before.isDefined():
             sessions.setActiveSession(before.get())
         else:
@@ -227,9 +233,10 @@ def frame(session: SparkSession, data: Any, schema: StructType | str) -> DataFra
     """Return a DataFrame of local rows; the user's active session stays the active one.
 
     `SparkSession.createDataFrame` makes its own session the active one, which is wrong for an
-    engine's: the user's next `getActiveSession()` would return a session with its settings.
+    engine's: the user's next `getActiveSession()` would return a session with its settings. Threads do it
+    one after the other, or one would put back the session of another one.
     """
-    with active(session):
+    with _activation, active(session):
         return session.createDataFrame(data, schema)
 
 
