@@ -9,13 +9,16 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.types import LongType, StructField, StructType
 
 from eddyline import Engine, Options
 from eddyline.answers import reader
 from eddyline.errors import StateError
-from eddyline.state.manifest import committed_epochs, last_committed
+from eddyline.spark.schema import from_arrow
+from eddyline.state.manifest import ROWS, committed_epochs, last_committed
 from waiting import until
 
 pytestmark = pytest.mark.spark
@@ -45,10 +48,8 @@ def by_workers(monkeypatch):
     return read
 
 
-def is_local(frame) -> bool:
-    return frame._jdf.queryExecution().analyzed().collectLeaves().head().nodeName() == (
-        "LocalRelation"
-    )
+def is_held(frame) -> bool:
+    return frame._jdf.queryExecution().analyzed().collectLeaves().head().nodeName() == "LogicalRDD"
 
 
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
@@ -64,7 +65,7 @@ def test_rows_and_types_are_those_that_workers_read(tmp_path, spark, by_workers,
         for name in ("t", "v"):
             local = engine.snapshot(name)
             read = by_workers(lambda name=name: engine.snapshot(name))
-            assert (is_local(local), is_local(read)) == (True, False)
+            assert (is_held(local), is_held(read)) == (True, False)
             assert local.schema == read.schema
             assert sorted(map(repr, local.collect())) == sorted(map(repr, read.collect()))
             assert local.count() == 3
@@ -88,7 +89,7 @@ def test_what_is_large_or_of_other_types_is_read_by_workers(tmp_path, spark, by_
         engine.execute("INSERT INTO j SELECT parse_json('1'), INTERVAL '1' DAY")
         engine.advance()
         frames = {name: engine.snapshot(name) for name in ("t", "j", "n", "many", "wide")}
-        assert not [name for name, frame in frames.items() if is_local(frame)]
+        assert not [name for name, frame in frames.items() if is_held(frame)]
         frames["pair"] = engine.snapshot("pair")
         counts = {name: frame.count() for name, frame in frames.items()}
         assert counts == {"t": 10_001, "j": 1, "n": 1, "pair": 1, "many": 10_001, "wide": 3}
@@ -124,6 +125,24 @@ def test_threads_leave_the_active_session_as_it_is(tmp_path, spark, by_workers):
         assert SparkSession._activeSession is before
 
 
+def test_rows_behind_an_empty_part_are_not_lost(tmp_path, spark, by_workers):
+    kinds = pa.schema([("a", pa.int64())])
+    parts = [pa.table({"a": numbers}, kinds) for numbers in ([1], [], [2])]
+    columns = StructType([StructField("a", LongType())])
+    rows = from_arrow(spark, pa.concat_tables(parts), columns).collect()
+    assert [row.a for row in rows] == [1, 2]
+    with Engine(str(tmp_path), spark, Options(buckets=8)) as engine:
+        engine.execute(
+            "CREATE TABLE t (a INT); CREATE VIEW v AS SELECT a, count(*) AS n FROM t GROUP BY a"
+        )
+        engine.execute("INSERT INTO t SELECT id FROM range(40)")
+        engine.advance()
+        engine.execute("DELETE FROM t WHERE a > 3")
+        engine.advance()
+        for name in ("t", "v"):
+            assert sorted(row.a for row in engine.snapshot(name).collect()) == [0, 1, 2, 3]
+
+
 def test_such_a_frame_keeps_its_rows_and_retains_no_epoch(tmp_path, spark, by_workers):
     with Engine(str(tmp_path), spark, Options(retain_epochs=1)) as engine:
         engine.execute("CREATE TABLE t (a INT); INSERT INTO t VALUES (1)")
@@ -151,6 +170,63 @@ def test_damage_is_named_when_the_frame_is_made(tmp_path, spark, by_workers):
             os.truncate(engine.files.path(run.name), run.bytes - 9)
         with pytest.raises(StateError, match=r"it has \d+ bytes"):
             engine.snapshot("t")
+
+
+def test_sql_needs_no_relation_that_is_only_mentioned(tmp_path, spark, by_workers):
+    with Engine(str(tmp_path / "s"), spark) as engine:
+        engine.execute("CREATE TABLE t (a INT); INSERT INTO t VALUES (1)")
+        engine.execute("CREATE TABLE other (t INT); INSERT INTO other VALUES (7)")
+        engine.execute("CREATE VIEW v AS SELECT a FROM t; CREATE VIEW w AS SELECT t FROM other")
+        engine.advance()
+        manifest = last_committed(engine.files)
+        runs = {
+            name: manifest.arrangements[manifest.result(engine.catalog.get(name).id, ROWS)]
+            for name in "tv"
+        }
+    shutil.copytree(tmp_path / "s", tmp_path / "damaged")
+    with Engine(str(tmp_path / "damaged"), spark, read_only=True) as engine:
+        for buckets in runs.values():
+            for run in sum(buckets.values(), ()):
+                os.truncate(engine.files.path(run.name), run.bytes - 9)
+        assert engine.sql("SELECT t FROM other").collect() == [(7,)]
+        with pytest.raises(StateError, match=r"it has \d+ bytes"):
+            engine.sql("SELECT a FROM t")
+        report = engine.verify()  # compares the others
+        assert ([*report.views], report.broken) == (["w"], ("v",))
+        assert "DAMAGED_RUN" in report.failing["v"]
+
+
+# what plain Spark doesn't evaluate, for these rows
+NOT_EVALUATED = {
+    "SELECT count(*) AS n FROM (SELECT 1 / b AS x FROM t)": 2,
+    "SELECT t.a FROM t JOIN (SELECT a, CAST(s AS INT) AS i FROM t) u ON t.a = u.a WHERE t.a = 1": 1,
+    "SELECT x FROM (SELECT b, 1 / b AS x FROM t) WHERE b <> 0": 1.0,
+    "SELECT a FROM t WHERE a = 1 AND EXISTS (SELECT 1 / b FROM t u WHERE u.a = t.a)": 1,
+}
+
+
+def test_errors_of_rows_and_columns_that_a_query_leaves_out_stay_out(tmp_path, spark, by_workers):
+    with Engine(str(tmp_path), spark) as engine:
+        engine.execute("CREATE TABLE t (a INT, b INT, s STRING)")
+        for number, query in enumerate(NOT_EVALUATED):
+            engine.execute(f"CREATE VIEW v{number} AS {query}")
+        engine.execute("INSERT INTO t VALUES (1, 0, 'x'), (3, 1, '7')")
+        engine.advance()
+        for query, wanted in NOT_EVALUATED.items():
+            assert engine.sql(query).collect() == [(wanted,)], query
+        assert engine.verify()
+        engine.execute("DELETE FROM t WHERE b <> 0 AND 1 / b > 0")
+        engine.advance()
+        assert [row.a for row in engine.snapshot("t").collect()] == [1]
+
+
+def test_a_session_without_a_limit_of_batches(tmp_path, spark, by_workers):
+    session = spark.newSession()
+    session.conf.set(reader.BATCH_ROWS, "0")
+    with Engine(str(tmp_path), session) as engine:
+        engine.execute("CREATE TABLE t (a INT); INSERT INTO t VALUES (1)")
+        engine.advance()
+        assert engine.snapshot("t").collect() == engine.sql("SELECT a FROM t").collect() == [(1,)]
 
 
 PROGRAM = """

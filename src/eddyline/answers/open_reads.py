@@ -54,7 +54,7 @@ class OpenReads:
     def keep(self, epoch: Epoch, frame: DataFrame) -> DataFrame:
         """Retain an epoch until a DataFrame, and all that are derived from it, are gone; return the DataFrame.
 
-        A DataFrame of local rows needs no epoch.
+        A DataFrame that holds its rows needs no epoch.
         """
         reference = FrameReference(frame)
         if reference.alive():

@@ -45,8 +45,7 @@ from eddyline.operators.base import numbered
 from eddyline.runtime.worker import batches_of, prepare_worker
 from eddyline.sink.rows import with_commit
 from eddyline.spark.schema import arrow_schema, plain_schema
-from eddyline.spark.session import frame as local_frame
-from eddyline.spark.session import numbers, zone_of
+from eddyline.spark.session import held_frame, numbers, zone_of
 from eddyline.state.arrangement import Layout
 from eddyline.state.kernels import repeat
 from eddyline.state.manifest import manifest_name
@@ -66,6 +65,9 @@ LOCAL_ROWS, LOCAL_BYTES = 10_000, 1 << 20
 As an action of the frame then needs no Python worker, it takes a fraction of the time. Spark even ends a worker
 whose rows it doesn't need to the end, such as for `first()`, and starts another one for the next action.
 """
+
+
+BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,10 +215,12 @@ def snapshot_frame(
     plain = plain_schema(schema)
     kinds = arrow_schema(plain, zone_of(session))
     held = [SnapshotBucket(files, relation, runs, len(schema), epoch) for runs in buckets]
-    if all(_is_plain(field.dataType) for field in plain):
+    # PySpark fails where "no limit" is set
+    batched = int(session.conf.get(BATCH_ROWS) or 0) > 0
+    if batched and all(_is_plain(field.dataType) for field in plain):
         rows = _small(held, kinds)
         if rows is not None:
-            return local_frame(session, rows, plain).toDF(*schema.names)
+            return held_frame(session, rows, plain).toDF(*schema.names)
     reader = SnapshotReader(tuple(held), kinds)
     frame = numbers(session, len(buckets)).mapInArrow(reader, plain)
     return frame.toDF(*schema.names)

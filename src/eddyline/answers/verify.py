@@ -217,7 +217,11 @@ def verify_views(
         chosen = [entry for entry in by_epoch[epoch] if entry.name not in unread]
         unreadable |= {e.name: unread[e.name] for e in by_epoch[epoch] if e.name in unread}
         for entry in chosen:
-            live = results.content(entry, manifest, session)
+            try:
+                live = results.content(entry, manifest, session)
+            except (StateError, StorageError) as error:
+                unreadable[entry.name] = error
+                continue
             rows, _ = state_size(then, entry)
             found[entry.name] = frames_difference(
                 _convertible(live), _convertible(offline[entry.name]), 1 + rows // ROWS_A_TASK

@@ -134,7 +134,8 @@ class Table:
 
         Raises:
             StateError: NO_SUCH_EPOCH: the epoch isn't committed, is no longer retained, or the table had other
-                columns in it.
+                columns in it. DAMAGED_RUN: a file of a small result is damaged; of a
+                large one Spark tells when the DataFrame is run.
             CatalogError: NOT_FOUND: the table was dropped.
         """
         return self._reading.snapshot(self.name, epoch)
@@ -338,7 +339,8 @@ class View:
         Raises:
             EngineError: VIEW_FAILING: the view is set aside in that epoch, for the reason given.
             StateError: NO_SUCH_EPOCH: the epoch isn't committed, is no longer retained, or the view was made
-                later, or had other columns.
+                later, or had other columns. DAMAGED_RUN: a file of a small result is damaged; of a
+                large one Spark tells when the DataFrame is run.
             CatalogError: NOT_FOUND: the view was dropped.
 
         Example:

@@ -19,7 +19,7 @@ from eddyline.arguments import check_number
 from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import VIEW, Entry
 from eddyline.changes import Epoch, ViewId
-from eddyline.errors import QueryError, StateError
+from eddyline.errors import EddylineError, QueryError, StateError, StorageError
 from eddyline.plan.confined import check_confined
 from eddyline.plan.explain import explain_text
 from eddyline.runtime.compiler import CompiledPlan, check_query
@@ -64,13 +64,17 @@ class Reading:
             query = workspace.plain_sql(query, catalog)
             for alias, (name, epoch) in earlier.items():
                 views.add(alias, self._snapshot(session, name, epoch))
-            failing = None
+            # of a relation that the query may not read: its name may also be that of a column
+            unread: EddylineError | None = None
             for name in workspace.compiler.mentioned(query, catalog):
                 entry = catalog.get(name)
                 if (failure := manifest.failing.get(ViewId(entry.id))) is not None:
-                    failing = failure  # its name may also be that of a column
+                    unread = view_failing(failure)
                     continue
-                views.add(name, keep(workspace.results.content(entry, manifest, session)))
+                try:
+                    views.add(name, keep(workspace.results.content(entry, manifest, session)))
+                except (StateError, StorageError) as error:
+                    unread = error
             try:
                 with query_errors(query):
                     check_query(workspace.compiler.catalyst, query)
@@ -79,9 +83,9 @@ class Reading:
                         check_confined(workspace.compiler.catalyst, query, [*known, *earlier])
                     return session.sql(query)
             except QueryError as error:
-                if failing is None:
+                if unread is None:
                     raise
-                raise view_failing(failing) from error
+                raise unread from error
 
     def explain(self, name_or_query: str, stage: str) -> str:
         """Show a plan; see `Engine.explain`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -36,7 +37,7 @@ _RECORD = "import sys; from eddyline.cli.warm_up import record; sys.exit(record(
 
 def add_to(commands: Commands) -> None:
     """Add the command to the parser."""
-    purpose = "keep the classes that Spark loads in an archive, with which Spark starts in two thirds of the time"
+    purpose = "keep the classes that Spark loads in an archive, with which Spark starts some seconds faster"
     parser = add_command(commands, "warm-up", _warm_up, purpose)
     add_format(parser)
 
@@ -62,10 +63,11 @@ def _warm_up(args: argparse.Namespace) -> int:
         make_base_archive()
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".recorded-", dir=path.parent) as folder:
-            recorded = _recorded(Path(folder, path.name))
-            for older in archives_of_this_spark(path):
-                older.unlink()
-            recorded.replace(path)
+            _record_into(Path(folder, path.name))
+            Path(folder, path.name).replace(path)
+        for older in archives_of_this_spark(path):
+            if older != path:
+                older.unlink(missing_ok=True)
     except OSError as error:
         way_out = "call it as the owner of this environment, or use a virtual environment"
         raise _refusal(f"{error.strerror}: {error.filename}", way_out) from error
@@ -77,14 +79,15 @@ def _warm_up(args: argparse.Namespace) -> int:
     return 0
 
 
-def _recorded(path: Path) -> Path:
-    """Let a process of its own write the archive to a path; return the path."""
+def _record_into(path: Path) -> None:
+    """Let a process of its own write the archive, as whole as it must be: a JVM ends at one that is cut off."""
     command = [sys.executable, "-c", _RECORD, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=path.parent, capture_output=True, text=True, check=False)
     if done.returncode or not path.exists():
         said = [line for line in (done.stdout + done.stderr).splitlines() if "rror: " in line]
         raise _refusal(said[-1] if said else "Java has written none", "see `eddyline doctor`")
-    return path
+    with path.open("rb") as archive:
+        os.fsync(archive.fileno())
 
 
 def record(path: str) -> int:

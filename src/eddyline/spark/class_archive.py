@@ -1,4 +1,4 @@
-"""An archive of the classes that Spark loads: with it a session starts in two thirds of the time.
+"""An archive of the classes that Spark loads: with it a session starts some seconds faster.
 
 It is Java's own dynamic archive of class data (JEP 350). The JVM checks that the archive was made by the same JVM with
 the same jars, and goes on without it otherwise.
@@ -10,11 +10,13 @@ import hashlib
 import os
 import subprocess
 import sys
+from errno import EACCES
 from pathlib import Path
 
+from pyspark import __version__
 from pyspark.find_spark_home import _find_spark_home
 
-from eddyline.spark.java import found_java
+from eddyline.spark.java import bundled_java, found_java
 
 # a JVM that can't use the archive says so on its standard output
 _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
@@ -30,16 +32,24 @@ def archive_path() -> Path | None:
     if library is None:
         return None
     state = library.stat()
-    jvm = f"{library} {state.st_size} {state.st_mtime_ns}"
+    # layers of images have times in whole seconds
+    jvm = f"{__version__} {library} {state.st_size} {int(state.st_mtime)}"
     name = f"spark-{_short(_find_spark_home())}-{_short(jvm)}.jsa"
     return Path(sys.prefix, "share", "eddyline", name)
 
 
 def make_base_archive() -> None:
-    """Let Java make the archive of its own classes, on which that of Spark's stands, if it came without one."""
-    java, library = found_java(), _library()
-    if java and library and not library.with_name("classes.jsa").exists():
+    """Let Java make the archive of its own classes, on which that of Spark's stands, if it came without one.
+
+    Raises:
+        PermissionError: Java can't write it into its own folder.
+    """
+    library = _library()
+    if library and not (base := library.with_name("classes.jsa")).exists():
+        java = str(found_java())
         subprocess.run([java, "-Xshare:dump"], capture_output=True, check=False)
+        if not base.exists():
+            raise PermissionError(EACCES, "Java can't write", str(base))
 
 
 def archives_of_this_spark(path: Path) -> list[Path]:
@@ -63,7 +73,7 @@ def recording_options(path: Path) -> str:
 
 
 def _library() -> Path | None:
-    java = found_java()
+    java = found_java() or bundled_java()
     library = java and Path(os.path.realpath(java)).parents[1] / "lib/server/libjvm.so"
     return library.resolve() if library and library.exists() else None
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame
 
-_NODE, _LOCAL = "MapInArrow", "LocalRelation"
+_NODE, _HELD = "MapInArrow", "LogicalRDD"
 
 
 class FrameReference:
@@ -16,22 +16,22 @@ class FrameReference:
     All DataFrames derived from it, views of a session over it, cached copies and running jobs share that
     function, so it lives as long as any of them. A reference to the DataFrame itself wouldn't show that.
 
-    If the function can't be found in the plan, it counts as alive. A DataFrame of local rows runs none.
+    If the function can't be found in the plan, it counts as alive. A DataFrame that holds its rows runs none.
 
     Args:
-        frame: a `mapInArrow`, or local rows, below nodes with one child each.
+        frame: a `mapInArrow`, or rows that it holds, below nodes with one child each.
     """
 
     def __init__(self, frame: DataFrame) -> None:
         self._reference = None
-        self._local = False
+        self._held = False
         # PySpark has no public way to the plan; its nodes are those of this version of Spark
         with suppress(Py4JError):
             node = frame._jdf.queryExecution().analyzed()  # noqa: SLF001
-            while (name := node.nodeName()) not in (_NODE, _LOCAL):
+            while (name := node.nodeName()) not in (_NODE, _HELD):
                 node = node.child()
-            if name == _LOCAL:
-                self._local = True
+            if name == _HELD:
+                self._held = True
                 return
             function = node.expressions().head().func()
             jvm = frame.sparkSession.sparkContext._jvm  # noqa: SLF001
@@ -39,7 +39,7 @@ class FrameReference:
 
     def alive(self) -> bool:
         """Whether the JVM may still run the function."""
-        if self._local:
+        if self._held:
             return False
         try:
             return self._reference is None or not self._reference.refersTo(None)

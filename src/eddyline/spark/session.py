@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+import pyarrow as pa
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -20,7 +21,12 @@ from pyspark.sql.types import StructType
 from eddyline.errors import EngineError
 from eddyline.spark.class_archive import archive_options
 from eddyline.spark.java import provide_java
-from eddyline.spark.jvm import given_settings, java_settings, logging_options, start_jvm
+from eddyline.spark.jvm import (
+    given_settings,
+    java_settings,
+    logging_options,
+    start_jvm,
+)
 from eddyline.spark.scala import scala_of
 
 ZONE = "spark.sql.session.timeZone"
@@ -236,8 +242,24 @@ def frame(session: SparkSession, data: Any, schema: StructType | str) -> DataFra
     engine's: the user's next `getActiveSession()` would return a session with its settings. Threads do it
     one after the other, or one would put back the session of another one.
     """
+    if isinstance(data, pa.Table):
+        data = data.combine_chunks()  # PySpark loses the rows behind an empty chunk
     with _activation, active(session):
         return session.createDataFrame(data, schema)
+
+
+def held_frame(session: SparkSession, rows: Any, schema: StructType) -> DataFrame:
+    """Return a DataFrame that holds rows, which Spark reads when it is run.
+
+    What `frame` returns Spark's optimiser evaluates: the SELECT over all rows, and so also errors in rows that a WHERE
+    leaves out, or of columns that nothing reads.
+    """
+    # PySpark has no public call for it
+    local = frame(session, rows, schema)._jdf  # noqa: SLF001
+    held = session._jsparkSession.internalCreateDataFrame(  # noqa: SLF001
+        local.queryExecution().toRdd(), local.schema(), False
+    )
+    return DataFrame(held, session)
 
 
 def zone_of(session: SparkSession) -> str:
