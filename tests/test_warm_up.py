@@ -86,6 +86,7 @@ def java_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     library = folder / "lib/server/libjvm.so"
     library.parent.mkdir(parents=True)
     library.write_text("17")
+    library.with_name("classes.jsa").touch()
     (folder / "bin").mkdir()
     program = folder / "bin/java"
     program.write_text("#!/bin/sh\nexit 1\n")
@@ -145,5 +146,7 @@ def test_what_is_in_the_way_is_named(
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     assert "JAVA_GATEWAY_EXITED" in refusal(capsys)
     assert not [*(tmp_path / "share/eddyline").iterdir()]
+    library.with_name("classes.jsa").unlink()
+    assert "Java can't write: " in refusal(capsys)
     library.unlink()
     assert "set JAVA_HOME" in refusal(capsys)

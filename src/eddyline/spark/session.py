@@ -13,6 +13,7 @@ from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pyarrow as pa
+from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -256,8 +257,17 @@ def held_frame(session: SparkSession, rows: Any, schema: StructType) -> DataFram
     """
     # PySpark has no public call for it
     local = frame(session, rows, schema)._jdf  # noqa: SLF001
-    held = session._jsparkSession.internalCreateDataFrame(  # noqa: SLF001
-        local.queryExecution().toRdd(), local.schema(), False
+    scala = scala_of(session)
+    # with the size of the local rows, by which Spark chooses joins, and Eddyline where rows are written
+    over = scala.object("org.apache.spark.sql.execution.LogicalRDD").fromDataset
+    arguments = (local.queryExecution().toRdd(), local, False)
+    try:
+        plan = over(*arguments, False)  # Spark 4.3 has one argument more
+    except Py4JError:
+        plan = over(*arguments)
+    held = scala.object("org.apache.spark.sql.classic.Dataset").ofRows(
+        session._jsparkSession,  # noqa: SLF001
+        plan,
     )
     return DataFrame(held, session)
 
