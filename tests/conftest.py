@@ -114,4 +114,4 @@ def lane_at_random(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Lanes, "choose", drawn(request.node.nodeid))
     die = random.Random(request.node.nodeid)
     monkeypatch.setattr("eddyline.runtime.short_lane.PART_ROWS", die.choice((2, 10_000)))
-    monkeypatch.setattr("eddyline.answers.reader.LOCAL_ROWS", die.choice((-1, 10_000)))
+    monkeypatch.setattr("eddyline.answers.reader.HELD_ROWS", die.choice((-1, 10_000)))

@@ -320,7 +320,7 @@ def test_a_view_has_no_rows_before_it_was_made(engine):
 @pytest.fixture
 def read_by_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let small results, too, be read when a DataFrame is run."""
-    monkeypatch.setattr("eddyline.answers.reader.LOCAL_ROWS", -1)
+    monkeypatch.setattr("eddyline.answers.reader.HELD_ROWS", -1)
 
 
 MADE = {

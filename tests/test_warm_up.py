@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from eddyline.cli import doctor, main
-from eddyline.spark import class_archive
+from eddyline.spark import class_archive, java
 from eddyline.spark.class_archive import archive_options, archive_path
 
 ANSWER = """
@@ -105,6 +105,19 @@ def test_each_java_and_each_spark_has_its_own_archive(
     second = archive_path()
     monkeypatch.setattr(class_archive, "_find_spark_home", lambda: "/opt/spark")
     assert len({usual, first, second, archive_path()}) == 4
+
+
+def test_java_of_the_extra_has_an_archive_before_it_is_provided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    java_of(tmp_path / "java", monkeypatch)
+    wanted = archive_path()
+    monkeypatch.delenv("JAVA_HOME")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(java, "bundled_java", lambda: tmp_path / "java/bin/java")
+    assert archive_path() == wanted
+    java.provide_java()  # a program that stands before it
+    assert archive_path() == wanted
 
 
 def test_an_archive_is_used_where_there_is_one(

@@ -9,26 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    ShortType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from eddyline.answers.changelog import CDF, UPDATE, cdf_form, net_changes, retract_form, update_form
 from eddyline.changes import (
@@ -44,7 +25,7 @@ from eddyline.errors import StateError
 from eddyline.operators.base import numbered
 from eddyline.runtime.worker import batches_of, prepare_worker
 from eddyline.sink.rows import with_commit
-from eddyline.spark.schema import arrow_schema, plain_schema
+from eddyline.spark.schema import arrow_schema, makes_local_rows, plain_schema
 from eddyline.spark.session import held_frame, numbers, zone_of
 from eddyline.state.arrangement import Layout
 from eddyline.state.kernels import repeat
@@ -54,18 +35,12 @@ from eddyline.state.runs import Run, read_run
 from eddyline.state.weights import check_held
 from eddyline.storage.files import Files
 
-_PLAIN = (
-    *(BooleanType, ByteType, ShortType, IntegerType, LongType, FloatType, DoubleType, DecimalType),
-    *(StringType, BinaryType, DateType, TimestampType, TimestampNTZType),
-)
-
-LOCAL_ROWS, LOCAL_BYTES = 10_000, 1 << 20
+HELD_ROWS, HELD_BYTES = 10_000, 1 << 20
 """Results of up to so many rows and bytes are read where the DataFrame is made.
 
 As an action of the frame then needs no Python worker, it takes a fraction of the time. Spark even ends a worker
 whose rows it doesn't need to the end, such as for `first()`, and starts another one for the next action.
 """
-
 
 BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
@@ -217,7 +192,7 @@ def snapshot_frame(
     held = [SnapshotBucket(files, relation, runs, len(schema), epoch) for runs in buckets]
     # PySpark fails where "no limit" is set
     batched = int(session.conf.get(BATCH_ROWS) or 0) > 0
-    if batched and all(_is_plain(field.dataType) for field in plain):
+    if batched and all(makes_local_rows(field.dataType) for field in plain):
         rows = _small(held, kinds)
         if rows is not None:
             return held_frame(session, rows, plain).toDF(*schema.names)
@@ -229,30 +204,19 @@ def snapshot_frame(
 def _small(buckets: Sequence[SnapshotBucket], schema: pa.Schema) -> pa.Table | None:
     """Return the rows of buckets in the columns of a schema; None if they are too many, or too large."""
     runs = [run for bucket in buckets for run in bucket.runs]
-    if sum(run.rows for run in runs) > LOCAL_ROWS or sum(run.bytes for run in runs) > LOCAL_BYTES:
+    if sum(run.rows for run in runs) > HELD_ROWS or sum(run.bytes for run in runs) > HELD_BYTES:
         return None
-    tables = [schema.empty_table()]
+    tables, count, size = [schema.empty_table()], 0, 0
     for bucket in buckets:
         rows = bucket.merged()
         if rows is None or not rows.num_rows:
             continue
         weights = rows[WEIGHT].to_numpy()
-        if weights.sum() > LOCAL_ROWS or rows.nbytes * weights.max() > LOCAL_BYTES:
+        count, size = count + weights.sum(), size + rows.nbytes * weights.max()
+        if count > HELD_ROWS or size > HELD_BYTES:
             return None
         tables.append(cast_to(bucket.repeated(rows), schema))
-    found = pa.concat_tables(tables)
-    return found if found.num_rows <= LOCAL_ROWS else None
-
-
-def _is_plain(kind: DataType) -> bool:
-    """Return whether PySpark makes local rows of a type, whatever is null in them: not of structs with NOT NULL."""
-    if isinstance(kind, ArrayType):
-        return _is_plain(kind.elementType)
-    if isinstance(kind, MapType):
-        return _is_plain(kind.keyType) and _is_plain(kind.valueType)
-    if isinstance(kind, StructType):
-        return all(field.nullable and _is_plain(field.dataType) for field in kind)
-    return isinstance(kind, _PLAIN)
+    return pa.concat_tables(tables)
 
 
 def changes_frame(

@@ -19,7 +19,7 @@ from eddyline.cli.arguments import Commands, add_command
 from eddyline.cli.output import add_format, show_rows
 from eddyline.cli.text import size
 from eddyline.errors import EXTRAS, has_module, installed_version
-from eddyline.spark.java import ADVICE, VERSION_MIN, bundled_java, found_java
+from eddyline.spark.java import ADVICE, VERSION_MIN, any_java
 
 OK, MISSING, OPTIONAL = "ok", "MISSING", "optional"
 FREE_BYTES_MIN = 1 << 30
@@ -96,9 +96,7 @@ def _spark() -> Finding:
 
 
 def _java() -> Finding:
-    java, bundled = found_java(), bundled_java()
-    if java is None and bundled is not None:
-        java = str(bundled)
+    java = any_java()
     if java is None:
         return Finding("Java", MISSING, "none on the PATH, and JAVA_HOME is not set", ADVICE)
     first = (_output([java, "-version"]).splitlines() or [""])[0]

@@ -15,6 +15,7 @@ from eddyline.changes import HASH
 from eddyline.plan.logical import Expression, Plan, Seq, items, output_of
 from eddyline.spark import plan_trees as trees
 from eddyline.spark.scala import scala_of
+from eddyline.spark.session import frame_over
 
 LOGICAL = "org.apache.spark.sql.catalyst.plans.logical"
 PHYSICAL = "org.apache.spark.sql.catalyst.plans.physical"
@@ -214,10 +215,7 @@ class Builder:
 
     def frame(self, plan: Plan) -> DataFrame:
         """Return a DataFrame over a plan."""
-        jdf = self._scala.object("org.apache.spark.sql.classic.Dataset").ofRows(
-            self._jsession, plan
-        )
-        return DataFrame(jdf, self.session)
+        return frame_over(self.session, plan)
 
     def plan(self, frame: DataFrame) -> Plan:
         """Return the resolved plan of a DataFrame."""

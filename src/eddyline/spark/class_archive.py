@@ -16,7 +16,7 @@ from pathlib import Path
 from pyspark import __version__
 from pyspark.find_spark_home import _find_spark_home
 
-from eddyline.spark.java import bundled_java, found_java
+from eddyline.spark.java import any_java
 
 # a JVM that can't use the archive says so on its standard output
 _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
@@ -44,9 +44,8 @@ def make_base_archive() -> None:
     Raises:
         PermissionError: Java can't write it into its own folder.
     """
-    library = _library()
-    if library and not (base := library.with_name("classes.jsa")).exists():
-        java = str(found_java())
+    java, library = any_java(), _library()
+    if java and library and not (base := library.with_name("classes.jsa")).exists():
         subprocess.run([java, "-Xshare:dump"], capture_output=True, check=False)
         if not base.exists():
             raise PermissionError(EACCES, "Java can't write", str(base))
@@ -73,7 +72,7 @@ def recording_options(path: Path) -> str:
 
 
 def _library() -> Path | None:
-    java = found_java() or bundled_java()
+    java = any_java()
     library = java and Path(os.path.realpath(java)).parents[1] / "lib/server/libjvm.so"
     return library.resolve() if library and library.exists() else None
 

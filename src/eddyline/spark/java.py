@@ -35,6 +35,12 @@ def bundled_java() -> Path | None:
     return Path(found.origin).parent / "java-runtime/bin/java"
 
 
+def any_java() -> str | None:
+    """Return the program `java` that Spark would start once `provide_java` was called; None if there is none."""
+    java = found_java() or bundled_java()
+    return str(java) if java else None
+
+
 def provide_java() -> None:
     """Make sure that this process finds Java: if the machine has none, set JAVA_HOME to that of the extra `jdk`.
 

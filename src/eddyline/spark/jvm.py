@@ -17,6 +17,7 @@ from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
 
 from eddyline.errors import JVM_LOST, EngineError
+from eddyline.spark.java import provide_java
 
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 _ENDING_S = 0.5
@@ -68,10 +69,14 @@ def start_jvm(settings: Mapping[str, str]) -> None:
 
     Args:
         settings: settings of Spark; the JVM's memory and options can't be changed later.
+
+    Raises:
+        EngineError: NO_JAVA, there is none to start.
     """
     with SparkContext._lock:  # noqa: SLF001  # pyspark has no public way to a JVM without a session
         if SparkContext._gateway is not None:  # noqa: SLF001
             return
+        provide_java()
         reader, writer = os.pipe()
         relay = threading.Thread(target=_pass_on, args=(reader,), daemon=True)
         relay.start()

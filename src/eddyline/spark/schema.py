@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
+    BinaryType,
     BooleanType,
     ByteType,
     DataType,
@@ -38,6 +39,8 @@ _COMPARED = (
     *(BooleanType, ByteType, ShortType, IntegerType, LongType, DecimalType),
     *(DateType, TimestampType, TimestampNTZType),
 )
+
+_LOCAL = (*_COMPARED, FloatType, DoubleType, StringType, BinaryType)
 
 _NULL_VARIANT = pa.scalar(b"\0"), pa.scalar(b"\1\0\0")  # value and metadata of the null of JSON
 
@@ -144,6 +147,20 @@ def from_arrow(session: SparkSession, rows: pa.Table, schema: StructType) -> Dat
         [StructField(n, f.dataType) for n, f in zip(given.column_names, marked, strict=True)]
     )
     return local_frame(session, given, names).selectExpr(*shown).toDF(*schema.names)
+
+
+def makes_local_rows(kind: DataType) -> bool:
+    """Return whether PySpark's `createDataFrame` takes all values of a type, nulls included.
+
+    It fails on a null VARIANT, and on a null struct whose fields can't be null.
+    """
+    if isinstance(kind, ArrayType):
+        return makes_local_rows(kind.elementType)
+    if isinstance(kind, MapType):
+        return makes_local_rows(kind.keyType) and makes_local_rows(kind.valueType)
+    if isinstance(kind, StructType):
+        return all(field.nullable and makes_local_rows(field.dataType) for field in kind)
+    return isinstance(kind, _LOCAL)
 
 
 def _variants(schema: StructType) -> list[int]:

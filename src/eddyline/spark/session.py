@@ -21,13 +21,7 @@ from pyspark.sql.types import StructType
 
 from eddyline.errors import EngineError
 from eddyline.spark.class_archive import archive_options
-from eddyline.spark.java import provide_java
-from eddyline.spark.jvm import (
-    given_settings,
-    java_settings,
-    logging_options,
-    start_jvm,
-)
+from eddyline.spark.jvm import given_settings, java_settings, logging_options, start_jvm
 from eddyline.spark.scala import scala_of
 
 ZONE = "spark.sql.session.timeZone"
@@ -115,16 +109,12 @@ def local_session(zone: str = "", fixed: Mapping[str, str] | None = None) -> Spa
     Args:
         zone: time zone of a new session; empty for UTC.
         fixed: more settings of a new session: those that its storage was made with.
-
-    Raises:
-        EngineError: NO_JAVA, there is none for a new session.
     """
     if SparkContext._active_spark_context is not None:  # noqa: SLF001  # not public in PySpark
         return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
     given = given_settings()
-    provide_java()
     java = java_settings(logging_options(), archive_options())
     ours = {n: value for n, value in (_LOCAL | java).items() if n not in given}
     settings = ours | ({ZONE: zone} if zone else {}) | dict(fixed or {})
@@ -257,19 +247,20 @@ def held_frame(session: SparkSession, rows: Any, schema: StructType) -> DataFram
     """
     # PySpark has no public call for it
     local = frame(session, rows, schema)._jdf  # noqa: SLF001
-    scala = scala_of(session)
     # with the size of the local rows, by which Spark chooses joins, and Eddyline where rows are written
-    over = scala.object("org.apache.spark.sql.execution.LogicalRDD").fromDataset
+    over = scala_of(session).object("org.apache.spark.sql.execution.LogicalRDD").fromDataset
     arguments = (local.queryExecution().toRdd(), local, False)
     try:
         plan = over(*arguments, False)  # Spark 4.3 has one argument more
     except Py4JError:
         plan = over(*arguments)
-    held = scala.object("org.apache.spark.sql.classic.Dataset").ofRows(
-        session._jsparkSession,  # noqa: SLF001
-        plan,
-    )
-    return DataFrame(held, session)
+    return frame_over(session, plan)
+
+
+def frame_over(session: SparkSession, plan: Any) -> DataFrame:
+    """Return a DataFrame over a logical plan of Spark's."""
+    datasets = scala_of(session).object("org.apache.spark.sql.classic.Dataset")
+    return DataFrame(datasets.ofRows(session._jsparkSession, plan), session)  # noqa: SLF001
 
 
 def zone_of(session: SparkSession) -> str:
