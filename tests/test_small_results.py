@@ -18,6 +18,7 @@ from eddyline import Engine, Options
 from eddyline.answers import reader
 from eddyline.errors import StateError
 from eddyline.spark.schema import from_arrow
+from eddyline.spark.session import BATCH_ROWS
 from eddyline.state.manifest import ROWS, committed_epochs, last_committed
 from waiting import until
 
@@ -220,13 +221,19 @@ def test_errors_of_rows_and_columns_that_a_query_leaves_out_stay_out(tmp_path, s
         assert [row.a for row in engine.snapshot("t").collect()] == [1]
 
 
-def test_a_session_without_a_limit_of_batches(tmp_path, spark, by_workers):
+@pytest.mark.parametrize("limit", ["0", "-1"])
+def test_a_session_without_a_limit_of_batches(tmp_path, spark, by_workers, limit):
     session = spark.newSession()
-    session.conf.set(reader.BATCH_ROWS, "0")
+    session.conf.set(BATCH_ROWS, limit)
     with Engine(str(tmp_path), session) as engine:
-        engine.execute("CREATE TABLE t (a INT); INSERT INTO t VALUES (1)")
+        engine.execute("CREATE TABLE t (a INT); INSERT INTO t VALUES (1), (2)")
+        engine.execute("UPDATE t SET a = a + 10 WHERE a = 2")  # reads rows that wait
         engine.advance()
-        assert engine.snapshot("t").collect() == engine.sql("SELECT a FROM t").collect() == [(1,)]
+        frame = engine.snapshot("t")
+        assert is_held(frame)
+        assert sorted(frame.collect()) == sorted(engine.sql("SELECT a FROM t").collect())
+        assert sorted(frame.collect()) == [(1,), (12,)]
+    assert session.conf.get(BATCH_ROWS) == limit
 
 
 PROGRAM = """

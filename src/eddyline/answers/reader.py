@@ -42,8 +42,6 @@ As an action of the frame then needs no Python worker, it takes a fraction of th
 whose rows it doesn't need to the end, such as for `first()`, and starts another one for the next action.
 """
 
-BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
-
 
 @dataclass(frozen=True, slots=True)
 class SnapshotBucket:
@@ -190,9 +188,7 @@ def snapshot_frame(
     plain = plain_schema(schema)
     kinds = arrow_schema(plain, zone_of(session))
     held = [SnapshotBucket(files, relation, runs, len(schema), epoch) for runs in buckets]
-    # PySpark fails where "no limit" is set
-    batched = int(session.conf.get(BATCH_ROWS) or 0) > 0
-    if batched and all(makes_local_rows(field.dataType) for field in plain):
+    if all(makes_local_rows(field.dataType) for field in plain):
         rows = _small(held, kinds)
         if rows is not None:
             return held_frame(session, rows, plain).toDF(*schema.names)

@@ -77,12 +77,15 @@ _MERGES = (
     f"{_OPTIMIZER}MergeScalarSubqueries",
 )
 
+BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_INT_MAX = 2**31 - 1
+
 # Settings of the session in which an engine runs its epochs.
 _EPOCHS = {
     INTERRUPT: "false",
     "spark.sql.adaptive.enabled": "false",  # would coalesce buckets and prune stateful branches
     # what limits a batch where its bytes don't
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
+    BATCH_ROWS: "16384",
     "spark.sql.execution.arrow.useLargeVarTypes": "false",
     # a sum over a moving frame would depend on where in its partition the frame lies: see `operators/neighbours.py`
     "spark.sql.window.segmentTree.enabled": "false",
@@ -235,8 +238,22 @@ def frame(session: SparkSession, data: Any, schema: StructType | str) -> DataFra
     """
     if isinstance(data, pa.Table):
         data = data.combine_chunks()  # PySpark loses the rows behind an empty chunk
-    with _activation, active(session):
+    with _activation, active(session), _limited_batches(session):
         return session.createDataFrame(data, schema)
+
+
+@contextmanager
+def _limited_batches(session: SparkSession) -> Iterator[None]:
+    """Let PySpark make DataFrames of Arrow tables in a session without a limit of rows, where it fails otherwise."""
+    given = session.conf.get(BATCH_ROWS)
+    unlimited = int(given) <= 0
+    if unlimited:
+        session.conf.set(BATCH_ROWS, str(_INT_MAX))
+    try:
+        yield
+    finally:
+        if unlimited:
+            session.conf.set(BATCH_ROWS, given)
 
 
 def held_frame(session: SparkSession, rows: Any, schema: StructType) -> DataFrame:
