@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyspark.sql.classic.dataframe  # noqa: F401  # or pytester would forget it, and later tests load another
 import pytest
 
 pytestmark = pytest.mark.spark
