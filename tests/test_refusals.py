@@ -22,12 +22,20 @@ def engine(tmp_path_factory):
         made.table("u", "id BIGINT, v INT")
         spark.sql("CREATE TEMPORARY FUNCTION drawn(x BIGINT) RETURNS DOUBLE RETURN x + rand()")
         spark.sql("CREATE TEMPORARY FUNCTION doubled(x BIGINT) RETURNS BIGINT RETURN x * 2")
+        spark.sql("SELECT 1L AS id").createOrReplaceTempView("ones")
         yield made
+        spark.catalog.dropTempView("ones")
         spark.sql("DROP TEMPORARY FUNCTION drawn")
         spark.sql("DROP TEMPORARY FUNCTION doubled")
 
 
 REFUSED = {
+    "rows of the session": ("SELECT t.id FROM t JOIN ones USING (id)", "NOT_LIVE", "reads ones"),
+    "rows of the session in a subquery": (
+        "SELECT id FROM t WHERE id IN (SELECT id FROM ones)",
+        "NOT_LIVE",
+        "reads ones",
+    ),
     "rand": ("SELECT id, rand() AS r FROM t", "NOT_LIVE", "rand"),
     "rand with a seed": ("SELECT * FROM t WHERE rand(1) < 0.5", "NOT_LIVE", "rand"),
     "uuid": ("SELECT uuid() AS u FROM t", "NOT_LIVE", "uuid"),

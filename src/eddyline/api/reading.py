@@ -67,6 +67,7 @@ class Reading:
             # of a relation that the query may not read: its name may also be that of a column
             unread: EddylineError | None = None
             for name in workspace.compiler.mentioned(query, catalog):
+                session.catalog.dropTempView(name)  # the user's own, which the query doesn't mean
                 entry = catalog.get(name)
                 if (failure := manifest.failing.get(ViewId(entry.id))) is not None:
                     unread = view_failing(failure)

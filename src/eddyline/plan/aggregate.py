@@ -15,7 +15,7 @@ from eddyline.plan.build import PARTITION_BY_TIME, Build, Delta, until
 from eddyline.plan.eventtime import Bound, Expiry, attribute_bounds, key_bounds, projected
 from eddyline.plan.lanes import Placed
 from eddyline.plan.linear import LinearCall, linear_calls
-from eddyline.plan.logical import Expression, Plan, items, kind, type_of
+from eddyline.plan.logical import Expression, Plan, children_of, items, kind, type_of
 from eddyline.plan.nodes import Node
 from eddyline.plan.recompute import first_row, recomputed
 from eddyline.plan.render import texts
@@ -170,9 +170,14 @@ def _branches(build: Build, aggregation: _Aggregation) -> tuple[list[_Branch], N
     names, calls = aggregation.names, aggregation.calls
     inputs = list(zip(aggregation.keys, names, strict=True))
     for call in calls:
-        inputs += zip(call.arguments, call.values, strict=True)
+        arguments = call.arguments
         if call.condition:
-            inputs.append((call.expression.filter().get(), call.condition))
+            condition = call.expression.filter().get()
+            inputs.append((condition, call.condition))
+            # as Spark, which doesn't compute the argument of a row that FILTER leaves out; it may fail there
+            if not call.distinct:
+                arguments = [_guarded(build, condition, one) for one in arguments]
+        inputs += zip(arguments, call.values, strict=True)
     base = build.named(aggregation.child, inputs)
     branches = [_Branch(base, [call for call in calls if not call.distinct], "w")]
     if not names:
@@ -187,6 +192,11 @@ def _branches(build: Build, aggregation: _Aggregation) -> tuple[list[_Branch], N
             shuffle=True, children=(shown,),
         )  # fmt: skip
     return branches, shown
+
+
+def _guarded(build: Build, condition: Expression, argument: Expression) -> Expression:
+    computed = bool(children_of(argument))
+    return build.catalyst.guarded(condition, argument) if computed else argument
 
 
 def _distinct_sets(calls: list[LinearCall]) -> list[list[LinearCall]]:

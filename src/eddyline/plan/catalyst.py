@@ -275,6 +275,11 @@ class Catalyst(Builder):
         some = self._scala.some(condition)
         return self._call(call, call.aggregateFunction(), call.isDistinct(), some)
 
+    def guarded(self, condition: Expression, value: Expression) -> Expression:
+        """Return an expression that is null where a condition isn't true, and there doesn't compute the value."""
+        nothing = self.expression("Literal", None, value.dataType())
+        return self.expression("If", condition, value, nothing)
+
     def _listed_where(self, function: Expression, condition: Expression) -> Expression:
         """Return listagg over nulls, which it leaves out, where the condition doesn't hold."""
         value, delimiter, *orders = children_of(function)
@@ -283,8 +288,7 @@ class Catalyst(Builder):
         def only(part: Expression) -> Expression | None:
             if not any(part.semanticEquals(one) for one in sorted_by):
                 return None
-            nothing = self.expression("Literal", None, part.dataType())
-            return self.expression("If", condition, part, nothing)
+            return self.guarded(condition, part)
 
         # the sort expression must stay a part of the listed expression
         changed = [self.rewrite(one, only) for one in (value, *orders)]

@@ -7,6 +7,7 @@ when it meets the case.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from eddyline.errors import QueryError
@@ -240,6 +241,23 @@ def refused_part(
                 if refusal is not None:
                     return refusal, text(root)
     return None
+
+
+def foreign_view(analyzed: Plan, relations: Collection[str]) -> str:
+    """Return the name of a view in Spark's catalog that a resolved query reads besides relations; empty for none.
+
+    Its rows may be constants, which would be those of the moment for ever, and it doesn't outlive the session.
+
+    Args:
+        relations: names of tables, streams and views, which the session has as views.
+    """
+    known = {name.lower() for name in relations}
+    names = (
+        str(node.desc().identifier().table())
+        for node in all_nodes(analyzed)
+        if kind(node) == "View"
+    )
+    return next((name for name in names if name.lower() not in known), "")
 
 
 def is_clock(expression: Expression) -> bool:

@@ -197,8 +197,7 @@ def _called(catalyst: Catalyst, call: Expression) -> _Kept | None:
     if call.filter().isDefined():
         if kind(function) not in _PRESENT:
             return None
-        nothing = catalyst.expression("Literal", None, argument.dataType())
-        argument = catalyst.expression("If", call.filter().get(), argument, nothing)
+        argument = catalyst.guarded(call.filter().get(), argument)
         function = function.withNewChildren(catalyst.seq([argument]))
     name, given = kind(function), rules.Call(kind(function), (type_of(argument).simpleString(),))
     if name == "Count":

@@ -40,6 +40,7 @@ from eddyline.plan.lower import (
 from eddyline.plan.nodes import Leaf, StatefulPart
 from eddyline.plan.partitions import check_partitions
 from eddyline.plan.reading_order import earlier_leaves
+from eddyline.plan.refusals import FOREIGN, foreign_view
 from eddyline.runtime.empty_frames import Frames
 from eddyline.runtime.kernel import Kernel
 from eddyline.runtime.plans import EpochPlan, fingerprint
@@ -199,6 +200,9 @@ class Compiler:
         build = self._build(catalyst, entry, by_name)
         build.relations.update(relations)
         analyzed = self._analyzed(entry, catalyst)
+        if not entry.of_frame and (other := foreign_view(analyzed, by_name)):
+            what = f"{other}, a view that Spark's session has, not this engine"
+            raise broken[0] if broken else FOREIGN.about(what=what).error(entry.name, other)
         compiled = compile_view(build, checked_query(build, analyzed), final=entry.final)
         read = {relations[rdd].name for rdd in leaves(catalyst, analyzed) if rdd in relations}
         upstream = [name for name in upstream if name in read]

@@ -41,6 +41,14 @@ _FAULTS_OF_THE_QUERY = (
     PySparkValueError,
 )
 
+# conditions of Spark that are raised while it resolves a query, but are about constants in it
+_FAULTS_OF_VALUES = (
+    "CAST_INVALID_INPUT",
+    "CAST_OVERFLOW",
+    "INVALID_INLINE_TABLE.FAILED_SQL_EXPRESSION_EVALUATION",
+    "INVALID_TYPED_LITERAL",
+)
+
 
 @contextmanager
 def query_errors(query: str, **context: object) -> Iterator[None]:
@@ -90,7 +98,14 @@ def query_error(query: str, error: BaseException, **context: object) -> QueryErr
 
 
 def _way_out(error: BaseException) -> str:
-    if isinstance(error, PySparkException) and error.getCondition() == "UNRESOLVED_ROUTINE":
+    condition = (error.getCondition() or "") if isinstance(error, PySparkException) else ""
+    if condition.startswith(_FAULTS_OF_VALUES):
+        return "correct the values that it fails on"
+    if condition == "UNBOUND_SQL_PARAMETER":
+        return "write the value into the query, as a literal"
+    if condition == "UNSUPPORTED_FEATURE.TIME_TRAVEL":
+        return "name an epoch: VERSION AS OF 12, in a query that isn't a view's"
+    if condition == "UNRESOLVED_ROUTINE":
         return "correct the query, or define the function in this session: CREATE TEMPORARY FUNCTION, or spark.udf.register"
     return "correct the query; the names known are those of SHOW TABLES, STREAMS and VIEWS"
 
