@@ -27,6 +27,7 @@ from eddyline.changes import APPEND, DELETE
 from eddyline.errors import EddylineError
 from eddyline.intake import kafka_topics
 from eddyline.intake.kafka_topics import KafkaTopics
+from eddyline.intake.sources import Sources
 from eddyline.source import kafka
 from eddyline.source.dead_letters import Rejects
 from eddyline.source.kafka import EARLIEST, LATEST, KafkaStream
@@ -442,12 +443,26 @@ def test_a_broker_that_is_killed_is_read_on(
     stream = stream_of(topic, tmp_path / "s", limit=100)
     stream.pull()
     broker.stop(kill=True)
+    files = Files(str(tmp_path))
+    sources = Sources(files, None, "UTC", {}, lambda: 0)  # type: ignore[arg-type]  # no DataFrames
+    sources._sources[stream.name] = stream
+
+    def failures() -> int:
+        sources.follow(0.1)
+        return sources.outages[stream.name].failures if sources.outages else 0
+
     try:
         refused(stream, "STREAM_FAILED")
+        until(failures)
+        seen = [failures()]
+        until(lambda: seen.append(failures()) or seen[-1] >= 4)
+        assert seen == sorted(
+            seen
+        )  # a try takes longer than the pause before it, and ends no outage
     finally:
         broker.start()
     topic.send(*({"a": n} for n in range(500, 600)), partition=1)
-    follow_until(stream, lambda: len(values(stream)) >= 600)
+    until(lambda: not failures() and len(values(stream)) >= 600)
     assert values(stream) == list(range(600))
 
 

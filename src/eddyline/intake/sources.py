@@ -20,7 +20,13 @@ from eddyline.changes import Epoch
 from eddyline.errors import CatalogError, EddylineError, StateError, StorageError
 from eddyline.intake.backoff import back_off
 from eddyline.intake.formats import Context, FeedFormat, SourceFormat, SparkFormat
-from eddyline.source.base import HasRemoteResources, LeavesOut, Source, cannot_read
+from eddyline.source.base import (
+    HasRemoteResources,
+    LeavesOut,
+    ReadsInBackground,
+    Source,
+    cannot_read,
+)
 from eddyline.source.dead_letters import DeadLetters
 from eddyline.source.inbox import FOLDER as INBOX
 from eddyline.source.inbox import TableInbox
@@ -210,7 +216,7 @@ class Sources:
         """Log new input continuously, in the background; return the errors of this call.
 
         A source that fails is retried with backoff. As it may fail in its own thread, it leaves
-        `outages` only after it has worked for as long as the last pause.
+        `outages` only after it has worked for as long as the last pause, and not while a try may still fail.
         """
         now = time.monotonic()
         waiting = {
@@ -222,8 +228,9 @@ class Sources:
             lambda source: source.follow(interval_s),
             [source for source in self.all if source.name not in waiting],
         )
+        trying = {one.name for one in self.all if isinstance(one, ReadsInBackground) and one.trying}
         for name, outage in list(self.outages.items()):
-            if now > outage.retry_at + back_off(outage.failures):
+            if now > outage.retry_at + back_off(outage.failures) and name not in trying:
                 del self.outages[name]
         return errors
 

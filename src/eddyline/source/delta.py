@@ -159,6 +159,11 @@ class DeltaStream(CopiedSource):
         """Stop the thread; an interrupted version is read again."""
         self._thread.stop()
 
+    @property
+    def trying(self) -> bool:
+        """See `ReadsInBackground`."""
+        return self._thread.trying
+
     def unread(self) -> Unread | None:
         """Return the versions that weren't read."""
         return self._unread
@@ -184,6 +189,7 @@ class DeltaStream(CopiedSource):
 
     def _measure(self, more: bool) -> None:
         """Keep how many versions there are after the position; where there may be more, ask from time to time."""
+        self._thread.reached()
         assert self._state is not None
         version, now = self._state.version, time.monotonic()
         if not more:

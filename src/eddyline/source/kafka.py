@@ -167,6 +167,11 @@ class KafkaStream(CopiedSource):
         self._thread.stop()
         self._close()
 
+    @property
+    def trying(self) -> bool:
+        """See `ReadsInBackground`."""
+        return self._thread.trying
+
     def unread(self) -> Unread | None:
         """Return the records up to the end of the partitions; markers of transactions count, too."""
         return self._unread
@@ -199,6 +204,7 @@ class KafkaStream(CopiedSource):
 
     def _measure(self, latest: Mapping[Partition, int]) -> None:
         """Keep how many records there are after the position."""
+        self._thread.reached()
         assert self._state is not None
         after = _offsets(self._state)
         amount = sum(max(end - after[one], 0) for one, end in latest.items())

@@ -128,6 +128,11 @@ class PostgresStream(CopiedSource):
         if self._server is not None:
             self._server.close()
 
+    @property
+    def trying(self) -> bool:
+        """See `ReadsInBackground`."""
+        return self._thread.trying
+
     def unread(self) -> Unread | None:
         """Return the bytes of the server's log that weren't searched for changes; it holds those of other tables, too."""
         return self._unread
@@ -169,6 +174,7 @@ class PostgresStream(CopiedSource):
 
     def _measure(self, latest: int) -> None:
         """Keep how much log of the server there is after the position."""
+        self._thread.reached()
         assert self._state is not None
         position = max(self._looked, self._state.confirmed)
         self._unread = Unread(max(latest - position, 0), BYTES, position)

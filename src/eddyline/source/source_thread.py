@@ -23,6 +23,16 @@ class SourceThread:
         self._name, self._work = name, work
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
+        self._reached = False
+
+    @property
+    def trying(self) -> bool:
+        """Whether the function is running in the background, and hasn't called `reached` yet."""
+        return self._thread is not None and self._thread.is_alive() and not self._reached
+
+    def reached(self) -> None:
+        """Note that the function has reached what it reads from; to be called by it."""
+        self._reached = True
 
     def run_now(self) -> None:
         """Wait for a call that is running, then call the function in this thread."""
@@ -37,6 +47,7 @@ class SourceThread:
         if self._thread is None or not self._thread.is_alive():
             self._raise_failure()
             self.stopped.clear()
+            self._reached = False
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
         self._thread.join(FOLLOW_S)
