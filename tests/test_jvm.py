@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -14,8 +15,9 @@ from pyspark.sql import SparkSession
 
 import eddyline as el
 from eddyline.spark.jvm import given_settings
+from eddyline_apps.processes import members
 from processes import Child
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200)]
 
@@ -134,6 +136,23 @@ def test_settings_of_the_file_are_read(tmp_path: Path, monkeypatch: pytest.Monke
 def assert_ended(child: Child) -> None:
     assert child.process.wait(PATIENCE_S) == 2  # within two seconds, on a quiet machine
     assert "eddyline: [JVM_LOST] the JVM of Spark was killed by signal 9" in child.last_words()
+
+
+STARTED = "from eddyline.spark.session import local_session; local_session(); print('started', flush=True)"
+
+
+@pytest.mark.parametrize("after_s", [0.2, 0.7, 1.2])
+def test_ctrl_c_during_its_start_leaves_nothing_behind(tmp_path: Path, after_s: float) -> None:
+    child = Child([sys.executable, "-c", STARTED], tmp_path / "errors")
+    try:
+        until(lambda: len(members(child.process.pid)) > 1)  # bash, and later Java
+        time.sleep(after_s)
+        child.process.send_signal(signal.SIGINT)
+        child.process.wait(PATIENCE_S)
+        until(lambda: not members(child.process.pid))
+        assert "NoSuchFileException" not in child.last_words()
+    finally:
+        child.kill()
 
 
 def test_a_process_without_work_ends_too(tmp_path: Path, spark: SparkSession) -> None:

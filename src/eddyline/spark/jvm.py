@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import threading
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from pyspark.java_gateway import launch_gateway
 
 from eddyline.errors import JVM_LOST, EngineError
 from eddyline.spark.java import provide_java
+from eddyline.spark.processes import process_tree
 
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 _ENDING_S = 0.5
@@ -83,7 +85,8 @@ def start_jvm(settings: Mapping[str, str]) -> None:
         conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
         try:
             gateway = launch_gateway(conf, {"stderr": writer})
-        except BaseException:
+        except BaseException:  # such as Ctrl-C, after which nobody knows the process
+            _kill_writers(writer)
             os.close(writer)
             relay.join(timeout=5)
             raise
@@ -104,6 +107,15 @@ def end_jvm() -> int:
     gateway.shutdown()
     gateway.proc.stdin.close()  # at whose end PySpark's JVM ends
     return int(gateway.proc.wait())
+
+
+def _kill_writers(pipe: int) -> None:
+    """Kill the child processes whose standard error is a pipe: those that `launch_gateway` has started, where there is a /proc."""
+    here = f"/proc/{os.getpid()}/fd/{pipe}"
+    for process in process_tree().keys() - {os.getpid()}:
+        with suppress(OSError):
+            if os.readlink(f"/proc/{process}/fd/2") == os.readlink(here):
+                os.kill(process, signal.SIGKILL)
 
 
 def _put_behind(pid: int) -> None:
