@@ -121,7 +121,15 @@ def guarded():
 def test_targets_are_addresses_or_nothing():
     assert str(parse_target("192.0.2.7")) == "192.0.2.7/32"
     assert str(parse_target("2001:db8:1::/48")) == "2001:db8:1::/48"
-    for hostile in ("192.0.2.1; load_module x", "a.example", "", "999.1.1.1", "192.0.2.1/24"):
+    zones = ("fe80::1%eth0", "fe80::1%x; } http { fake; #")  # which Python takes for addresses
+    for hostile in (
+        *zones,
+        "192.0.2.1; load_module x",
+        "a.example",
+        "",
+        "999.1.1.1",
+        "192.0.2.1/24",
+    ):
         assert parse_target(hostile) is None
 
 
@@ -279,6 +287,7 @@ def test_files_of_places_that_cannot_be_used_are_named(tmp_path, monkeypatch):
         ("host", "1 h", "ann", "x", "'host' can't be decided on"),
         ("192.0.2.1/24", "1 h", "ann", "x", "has host bits set"),
         ("10.0.0.0/8", "1 h", "ann", "x", "10.0.0.0/8 is too wide"),
+        ("fe80::1%x; } http { #", "1 h", "ann", "x", "an address with a zone"),
         ("::/0", "1 h", "ann", "x", "is too wide"),
         ("192.0.2.1", "soon", "ann", "x", "'soon' isn't a time"),
         ("192.0.2.1", "366 days", "ann", "x", "isn't a time"),

@@ -8,7 +8,7 @@ import signal
 import zoneinfo
 from collections.abc import Mapping
 from dataclasses import dataclass
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_address
 from pathlib import Path
 
 from eddyline.errors import ScriptError
@@ -16,7 +16,7 @@ from eddyline.sink.base import SinkFormat
 from eddyline.sink.kafka import CHANGELOG, SERVERS, SPARK_SERVERS, KafkaFormat
 from eddyline.sink.webhook import WebhookFormat
 from eddyline_apps.guard.sections import DAY_S, NO_LIMIT, Section, read_file
-from eddyline_apps.guard.tables import RATED, Network
+from eddyline_apps.guard.tables import RATED, Network, network_of
 from eddyline_apps.guard.verifying import DOMAINS, Verification
 from eddyline_apps.places import Places
 
@@ -253,7 +253,7 @@ def _places(path: Path) -> tuple[tuple[Network, str, str], ...]:
             continue
         try:
             text, region, carrier = (word.strip() for word in line)
-            network = ip_network(text)
+            network = network_of(text)
             shortest, longest = PLACES[network.version]
             if not shortest <= network.prefixlen <= longest:
                 raise ValueError(f"/{network.prefixlen} isn't from /{shortest} to /{longest}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from ipaddress import ip_network
 
 import pyarrow as pa
 
@@ -15,7 +14,7 @@ from eddyline.errors import CatalogError, DataError
 from eddyline.source.inbox import FOLDER, commit_batch, write_files
 from eddyline.storage.files import Files
 from eddyline_apps.guard.sections import DAY_S, seconds_of
-from eddyline_apps.guard.tables import Network, allowed_row, unmapped
+from eddyline_apps.guard.tables import Network, allowed_row, network_of, unmapped
 
 BLOCK, ALLOW = "block", "allow"
 LONGEST_S = 365 * DAY_S
@@ -70,7 +69,7 @@ def parse_decision(action: str, target: str, time: str, who: str, reason: str) -
         IPv4Network('192.0.2.7/32')
     """
     try:
-        network = unmapped(ip_network(target.strip()))
+        network = unmapped(network_of(target.strip()))
     except ValueError as error:
         raise _wrong(f"{target[:80]!r} can't be decided on: {error}", "give an address or a network such as 192.0.2.0/24") from None  # fmt: skip
     if network.prefixlen < WIDEST[network.version]:

@@ -6,12 +6,11 @@ import importlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
 from eddyline.errors import ScriptError, missing_package
-from eddyline_apps.guard.tables import Network
+from eddyline_apps.guard.tables import Network, network_of
 
 DAY_S = 86_400
 _UNITS = {"s": 1, "min": 60, "h": 3600, "day": DAY_S}
@@ -108,7 +107,7 @@ class Section:
 
     def _network(self, name: str, value: object) -> Network:
         try:
-            return ip_network(str(value))
+            return network_of(str(value))
         except ValueError as error:
             raise self.wrong(name, str(error), "write it like 192.0.2.0/24") from None
 

@@ -135,6 +135,21 @@ def _key(address: IPv4Address | IPv6Address) -> str:
     return f"{int(address) | mapped:032x}"
 
 
+def network_of(text: str) -> Network:
+    """Return an address or network.
+
+    Raises:
+        ValueError: it is none, or has a zone such as that of `fe80::1%eth0`, which Python takes and is free text.
+
+    Example:
+        >>> network_of("192.0.2.0/24")
+        IPv4Network('192.0.2.0/24')
+    """
+    if "%" in text:
+        raise ValueError("an address with a zone is one of a link, not of the network")
+    return ip_network(text)
+
+
 def parse_target(text: str) -> Network | None:
     """Return the address or network that a row of a view names; None if it names none.
 
@@ -145,6 +160,6 @@ def parse_target(text: str) -> Network | None:
         (IPv6Network('2001:db8::/48'), None)
     """
     try:
-        return ip_network(text)
+        return network_of(text)
     except ValueError:
         return None
