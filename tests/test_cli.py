@@ -89,6 +89,17 @@ def test_wrong_arguments_end_with_the_usage(
     assert "usage: eddyline" in capsys.readouterr().err
 
 
+def test_a_wrong_interval_is_refused_before_the_script_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "a.sql"
+    script.write_text("CREATE TABLE t (a INT); INSERT INTO t VALUES (1)")
+    storage = tmp_path / "storage"
+    assert main(["run", str(script), "--storage", str(storage), "--interval", "-5"]) == 2
+    assert "[BAD_OPTION] interval is -5.0" in capsys.readouterr().err
+    assert not storage.exists()
+
+
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["--help"])

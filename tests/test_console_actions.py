@@ -115,6 +115,8 @@ def test_dead_letters_are_shown_replayed_mended_and_dropped(engine: el.Engine, u
     assert "invalid literal" in one["error"]
     assert ask(url, f"{path}/{found[EVIL] + 99}", **KEY)[0] == 404
     assert post(url, f"{path}/{found[EVIL] + 99}/drop")[0] == 404
+    assert ask(url, f"{path}/{10**23}", **KEY)[0] == 404
+    assert post(url, f"{path}/{10**23}/replay")[0] == 404
 
     lines = found["one\ntwo"]
     assert done(url, f"{path}/{lines}/replay", {"payload": "40"})["state"] == "done"
@@ -126,6 +128,7 @@ def test_dead_letters_are_shown_replayed_mended_and_dropped(engine: el.Engine, u
     until(lambda: letters(url).keys() == {EVIL, "ff 00"})
     assert post(url, f"{path}/{found[EVIL]}/drop", {"payload": "1"})[0] == 400
     assert post(url, f"{path}/{found[EVIL]}/replay", {"payload": 1})[0] == 400
+    assert post(url, f"{path}/{found[EVIL]}/replay", {"payload": "\ud800"})[0] == 400
     assert post(url, f"{path}/{found[EVIL]}/replay", {"payload": "1" * 70_000})[0] == 413
     assert done(url, f"{path}/all/drop")["state"] == "done"
     until(lambda: letters(url) == {})

@@ -128,6 +128,8 @@ def test_files_have_the_values_of_the_answer(url, monkeypatch):
         assert found["country"].to_pylist() == [None, EVIL, "de"]
         assert str(found["total"][2].as_py()) == "93562.50" or found["total"][2].as_py() > 0
 
+    assert refused(file(url, "parquet", "SELECT array() AS e")) == (400, "QUERY_FAILED")
+
     monkeypatch.setattr(queries, "ROWS_IN_FILE", 1499)
     for asked in ("SELECT id FROM orders", "SELECT id + 1 FROM orders"):
         for kind in ("csv", "parquet"):

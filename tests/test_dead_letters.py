@@ -120,6 +120,8 @@ def test_requests_of_other_processes_are_carried_out_once(shop: Shop) -> None:
     shop.fix(fixed=True)
     for action in ("replay", "replay", "drop"):
         shop.request(action)
+    with pytest.raises(CatalogError, match="no dead letter of p at 99"):
+        request_action(shop.engine._workspace.store, "replay", "p", (99,))
     shop.engine.advance()
     shop.engine.advance()
     assert shop.counted() == {1: 1, 2: 1}

@@ -454,6 +454,12 @@ def test_tasks_come_and_go_while_another_process_runs_the_engine(
         code, out, err = asked("add", "bad", "SELECT nothing FROM rows")
         assert (code, out) == (1, "")
         assert err.startswith("eddyline: [INVALID_QUERY]")
+        code, out, err = asked("pause", "none", "--format", "json")
+        assert (code, out) == (1, "")
+        found = json.loads(err)["error"]
+        assert found["condition"] == "NOT_FOUND"
+        assert "none" in found["message"]
+        assert found["hint"].startswith("known: ")
         code, out, _ = asked("pause", "by_k")
         assert code == 0
         paused = {t.name: t.state for t in list_tasks(store)}
@@ -495,7 +501,7 @@ def test_tasks_come_and_go_while_another_process_runs_the_engine(
     assert (code, out.splitlines()[0].split(":")[0]) == (0, "by_k")
     assert "no engine runs on this storage" in err
     assert "wanted: running" in out, "it was asked for before"
-    assert [request.state for request in map(store.request, range(1, 8))].count(WAITING) == 0
+    assert [request.state for request in map(store.request, range(1, 9))].count(WAITING) == 0
     with Engine(str(root), spark) as engine:
         assert_right(engine)
         assert [entry.name for entry in engine.catalog.entries].count("wanted") == 1

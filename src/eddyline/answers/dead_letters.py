@@ -73,10 +73,16 @@ def request_action(store: CatalogStore, action: str, source: str, positions: Seq
 
     Args:
         positions: positions of the letters; empty for all letters of the source.
+
+    Raises:
+        CatalogError: NOT_FOUND: there is no such letter. NO_REPLAY: the source of its stream can't read a
+            record again.
     """
     (entry,) = _entries(store, source)
     if action == "replay" and entry.role == REJECTS:
         raise no_replay(source)
+    for position in positions:
+        find_letter(store, source, position)
     chosen = ", ".join(str(position) for position in positions)
     return store.add_request(REQUESTS[action], source, f"position IN ({chosen})" if chosen else "")
 
@@ -115,7 +121,7 @@ def parse_mended(text: str) -> tuple[int, bytes]:
 
 def find_letter(store: CatalogStore, source: str, position: int) -> DeadLetter:
     """Return the dead letter at a position; raise CatalogError NOT_FOUND if there is none."""
-    found = list_letters(store, source, position)
+    found = list_letters(store, source, position) if position < 2**63 else []
     if not found:
         raise no_letter(source, position)
     return found[0]

@@ -49,6 +49,12 @@ YIELD_S = 0.001
 _LOG = logging.getLogger("eddyline.engine")
 
 
+def check_interval(interval: float | None) -> None:
+    """Raise EngineError BAD_OPTION unless a run can look for input so often, in seconds; None for the default."""
+    if interval is not None:
+        check_number("interval", interval, 0, whole=False)
+
+
 class RunLoop:
     """Runs the epochs of a workspace, once or in the background."""
 
@@ -135,8 +141,7 @@ class RunLoop:
 
     def start(self, interval: float | None) -> None:
         """Run in the background; see `Engine.start`."""
-        if interval is not None:
-            check_number("interval", interval, 0, whole=False)
+        check_interval(interval)
         self._workspace.check_writable()
         if self._background is not None and self._background.is_alive():
             return

@@ -93,7 +93,9 @@ def _request(args: argparse.Namespace) -> int:
         runs = in_use(store.files)
         wait = args.wait if runs else 0.0
         request = await_answer(store, number, wait)
-    code = report_unfinished(request, what, wait, "" if runs else ", which does not run now")
+    code = report_unfinished(
+        request, what, args.format, wait, "" if runs else ", which does not run now"
+    )
     if code is None:
         show_done(args, what)
     return code or 0

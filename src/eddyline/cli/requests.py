@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 
 from eddyline.catalog.requests import REFUSED, WAITING, Request
 from eddyline.catalog.store import CatalogStore
 from eddyline.cli.opening import open_engine
-from eddyline.cli.output import JSON, show_document
+from eddyline.cli.output import JSON, show_document, show_error
+from eddyline.errors import EddylineError
 
 
 def request(
@@ -31,7 +33,7 @@ def request(
     number = submit_request(store, action, args.name, argument)
     if answer_if_unused(store, answer_by_engine):
         print("no engine runs on this storage: this command does it itself", file=sys.stderr)
-    return report_unfinished(await_answer(store, number, args.wait), what, args.wait)
+    return report_unfinished(await_answer(store, number, args.wait), what, args.format, args.wait)
 
 
 def show_done(args: argparse.Namespace, what: str) -> None:
@@ -42,11 +44,14 @@ def show_done(args: argparse.Namespace, what: str) -> None:
         print(f"{what}: done")
 
 
-def report_unfinished(request: Request, what: str, wait: float, why: str = "") -> int | None:
+def report_unfinished(
+    request: Request, what: str, form: str, wait: float, why: str = ""
+) -> int | None:
     """Report a request that was refused or still waits, on standard error.
 
     Args:
         what: the request in words.
+        form: that of the output, as for `show_error`.
         wait: seconds that the command has waited for the answer.
         why: the reason why it still waits, if known.
 
@@ -54,7 +59,10 @@ def report_unfinished(request: Request, what: str, wait: float, why: str = "") -
         the exit code; None for a request that is done.
     """
     if request.state == REFUSED:
-        print(f"eddyline: {request.message}", file=sys.stderr)
+        known = re.fullmatch(r"\[(\w+)\] (.*)", request.message, re.DOTALL)
+        condition, text = known.groups() if known else ("INTERNAL", request.message)
+        message, _, hint = text.partition(" Way out: ")
+        show_error(form, EddylineError(message, condition=condition, hint=hint))
         return 1
     if request.state == WAITING:
         print(f"{what}: waits for the engine{why}", file=sys.stderr)

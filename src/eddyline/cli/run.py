@@ -41,7 +41,10 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from eddyline.api.run_loop import check_interval
+
     script = read_script(args.script)
+    check_interval(args.interval)  # before anything is written
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     out = Output(args.format)
     with _logging(args.verbose), open_engine(args.storage) as engine:

@@ -11,7 +11,7 @@ import logging
 from dataclasses import asdict
 from typing import Any
 
-from eddyline.answers.dead_letters import find_letter, request_action, request_mended
+from eddyline.answers.dead_letters import request_action, request_mended
 from eddyline.answers.tasks import PAUSE, RESUME, VERIFY, submit_request
 from eddyline.catalog.entries import VIEW
 from eddyline.catalog.requests import DONE, Request
@@ -86,7 +86,6 @@ class Actions:
         """
         self.check()
         if payload is None:
-            find_letter(self._store, source, position)
             number = request_action(self._store, action, source, (position,))
         else:
             number = request_mended(self._store, source, position, payload)

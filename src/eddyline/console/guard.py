@@ -119,6 +119,7 @@ class Guard:
         if not self._token and _name(headers.get("host", "")) not in self._hosts:
             hint = "open the console under 127.0.0.1 or localhost"
             return failure(421, "WRONG_HOST", "this is not the name of the console", hint)
+        # browsers send `null` from the console's own forms, because of its referrer policy
         origin = headers.get("origin", "").partition("://")[2]
         if scope["method"] != "GET" and origin and origin != headers.get("host"):
             return failure(

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from starlette.requests import Request
 
+from eddyline.arguments import wrong_argument
 from eddyline.catalog.requests import Request as Asked
 from eddyline.console.actions import LETTER_ACTIONS, SINK_ACTIONS, VIEW_ACTIONS, Actions
 
@@ -93,7 +94,10 @@ def _letters(action: str, actions: Actions, request: Request, _: Mapping[str, st
 def _letter(action: str, actions: Actions, request: Request, fields: Mapping[str, str]) -> Asked:
     source, position = request.path_params["source"], request.path_params["position"]
     payload = fields.get(PAYLOAD) if action == "replay" else None
-    data = None if payload is None else payload.encode()
+    try:
+        data = None if payload is None else payload.encode()
+    except UnicodeEncodeError:  # half a character, which JSON can spell
+        raise wrong_argument("payload", payload, "give whole characters") from None
     return actions.on_letter(action, source, position, _who(request), data)
 
 

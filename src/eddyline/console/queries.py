@@ -125,7 +125,7 @@ class Queries:
         try:
             document = json.loads(body)
             text = document["sql"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             text = None
         if not isinstance(text, str):
             hint = 'send {"sql": "SELECT ..."}'
@@ -143,8 +143,16 @@ class Queries:
                 rows = answer.texts()
                 count, body = len(rows), csv_text(answer.columns, rows).encode()
             else:
-                table, out = answer.table(), io.BytesIO()
-                pq.write_table(table, out)
+                out = io.BytesIO()
+                try:
+                    table = answer.table()
+                    pq.write_table(table, out)
+                except ValueError as error:  # such as a list whose elements have no type
+                    raise QueryError(
+                        f"a Parquet file can't hold the answer: {error}",
+                        condition="QUERY_FAILED",
+                        hint="give each column a type with CAST, or ask for CSV",
+                    ) from error
                 count, body = table.num_rows, out.getvalue()
             if count > ROWS_IN_FILE:
                 raise QueryError(

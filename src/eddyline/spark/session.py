@@ -245,7 +245,7 @@ def frame(session: SparkSession, data: Any, schema: StructType | str) -> DataFra
 @contextmanager
 def _limited_batches(session: SparkSession) -> Iterator[None]:
     """Let PySpark make DataFrames of Arrow tables in a session without a limit of rows, where it fails otherwise."""
-    given = session.conf.get(BATCH_ROWS)
+    given = str(session.conf.get(BATCH_ROWS))
     unlimited = int(given) <= 0
     if unlimited:
         session.conf.set(BATCH_ROWS, str(_INT_MAX))
