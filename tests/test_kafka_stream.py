@@ -443,8 +443,7 @@ def test_a_broker_that_is_killed_is_read_on(
     stream = stream_of(topic, tmp_path / "s", limit=100)
     stream.pull()
     broker.stop(kill=True)
-    files = Files(str(tmp_path))
-    sources = Sources(files, None, "UTC", {}, lambda: 0)  # type: ignore[arg-type]  # no DataFrames
+    sources = Sources(Files(str(tmp_path)), None, "UTC", {}, lambda: 0)  # type: ignore[arg-type]  # no DataFrames
     sources._sources[stream.name] = stream
 
     def failures() -> int:
@@ -456,9 +455,8 @@ def test_a_broker_that_is_killed_is_read_on(
         until(failures)
         seen = [failures()]
         until(lambda: seen.append(failures()) or seen[-1] >= 4)
-        assert seen == sorted(
-            seen
-        )  # a try takes longer than the pause before it, and ends no outage
+        # a try takes longer than the pause before it, and ends no outage
+        assert seen == sorted(seen)
     finally:
         broker.start()
     topic.send(*({"a": n} for n in range(500, 600)), partition=1)

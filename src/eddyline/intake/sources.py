@@ -20,13 +20,7 @@ from eddyline.changes import Epoch
 from eddyline.errors import CatalogError, EddylineError, StateError, StorageError
 from eddyline.intake.backoff import back_off
 from eddyline.intake.formats import Context, FeedFormat, SourceFormat, SparkFormat
-from eddyline.source.base import (
-    HasRemoteResources,
-    LeavesOut,
-    ReadsInBackground,
-    Source,
-    cannot_read,
-)
+from eddyline.source.base import HasRemoteResources, LeavesOut, Source, cannot_read
 from eddyline.source.dead_letters import DeadLetters
 from eddyline.source.inbox import FOLDER as INBOX
 from eddyline.source.inbox import TableInbox
@@ -34,6 +28,7 @@ from eddyline.source.log_entries import SEQUENCE_SHIFT
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segment_readers import Reader
 from eddyline.source.segments import Segment
+from eddyline.source.source_thread import ThreadedSource
 from eddyline.state.manifest import Manifest
 from eddyline.storage.files import Files
 
@@ -228,7 +223,7 @@ class Sources:
             lambda source: source.follow(interval_s),
             [source for source in self.all if source.name not in waiting],
         )
-        trying = {one.name for one in self.all if isinstance(one, ReadsInBackground) and one.trying}
+        trying = {one.name for one in self.all if isinstance(one, ThreadedSource) and one.trying}
         for name, outage in list(self.outages.items()):
             if now > outage.retry_at + back_off(outage.failures) and name not in trying:
                 del self.outages[name]

@@ -90,16 +90,6 @@ class Measurable(Source, Protocol):
 
 
 @runtime_checkable
-class ReadsInBackground(Source, Protocol):
-    """A source whose `follow` doesn't wait for the end of a read, which may fail much later."""
-
-    @property
-    def trying(self) -> bool:
-        """Whether a read is under way that hasn't reached the source yet."""
-        ...
-
-
-@runtime_checkable
 class LeavesOut(Source, Protocol):
     """A source that goes on without those of its files that can't be read now."""
 

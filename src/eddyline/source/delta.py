@@ -30,14 +30,14 @@ from eddyline.changes import (
     REPLACED,
 )
 from eddyline.errors import DataError, EddylineError, EngineError
-from eddyline.source.base import CopiedSource, cannot_read
+from eddyline.source.base import cannot_read
 from eddyline.source.delta_log import Commit, DeltaLog, TableVersion
 from eddyline.source.lag import LOOK_AGAIN_S, VERSIONS, Unread
 from eddyline.source.log_files import LogColumn, new_file, write_rows
 from eddyline.source.positions import Positions
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import Segment
-from eddyline.source.source_thread import SourceThread
+from eddyline.source.source_thread import SourceThread, ThreadedSource
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -98,7 +98,7 @@ class _StoppedError(Exception):
 
 
 @dataclass(slots=True)
-class DeltaStream(CopiedSource):
+class DeltaStream(ThreadedSource):
     """The changes of a Delta table, copied into the redo log.
 
     Attributes:
@@ -158,11 +158,6 @@ class DeltaStream(CopiedSource):
     def stop(self) -> None:
         """Stop the thread; an interrupted version is read again."""
         self._thread.stop()
-
-    @property
-    def trying(self) -> bool:
-        """See `ReadsInBackground`."""
-        return self._thread.trying
 
     def unread(self) -> Unread | None:
         """Return the versions that weren't read."""

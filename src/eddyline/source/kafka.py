@@ -15,14 +15,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from eddyline.errors import DataError, EngineError
-from eddyline.source.base import CopiedSource
 from eddyline.source.dead_letters import DeadLetters, Rejects
 from eddyline.source.kafka_rows import Decode, Message
 from eddyline.source.lag import LOOK_AGAIN_S, ROWS, Unread
 from eddyline.source.log_files import new_file, write_rows
 from eddyline.source.positions import Positions
 from eddyline.source.redo_log import RedoLog
-from eddyline.source.source_thread import SourceThread
+from eddyline.source.source_thread import SourceThread, ThreadedSource
 
 ENTRY_RECORDS, ENTRY_BYTES = 200_000, 32 << 20
 """An entry ends when it has so many records, or so many bytes of values."""
@@ -100,7 +99,7 @@ class Topics(Protocol):
 
 
 @dataclass(slots=True)
-class KafkaStream(CopiedSource):
+class KafkaStream(ThreadedSource):
     """The records of topics, copied into the redo log.
 
     Attributes:
@@ -166,11 +165,6 @@ class KafkaStream(CopiedSource):
         """Stop the thread, and disconnect."""
         self._thread.stop()
         self._close()
-
-    @property
-    def trying(self) -> bool:
-        """See `ReadsInBackground`."""
-        return self._thread.trying
 
     def unread(self) -> Unread | None:
         """Return the records up to the end of the partitions; markers of transactions count, too."""

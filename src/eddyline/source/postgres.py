@@ -19,7 +19,6 @@ from typing import TypeVar
 import pyarrow as pa
 
 from eddyline.errors import DataError, EddylineError, EngineError
-from eddyline.source.base import CopiedSource
 from eddyline.source.lag import BYTES, LOOK_AGAIN_S, Unread
 from eddyline.source.log_files import LogColumn, new_file, write_rows
 from eddyline.source.pgoutput import (
@@ -33,7 +32,7 @@ from eddyline.source.positions import Positions
 from eddyline.source.postgres_server import Server, Slot
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import Segment
-from eddyline.source.source_thread import SourceThread
+from eddyline.source.source_thread import SourceThread, ThreadedSource
 
 ENTRY_MESSAGES = 200_000
 """An entry ends with the transaction that brings so many messages."""
@@ -72,7 +71,7 @@ class SlotPosition:
 
 
 @dataclass(slots=True)
-class PostgresStream(CopiedSource):
+class PostgresStream(ThreadedSource):
     """The changes of a table, copied into the redo log.
 
     Attributes:
@@ -127,11 +126,6 @@ class PostgresStream(CopiedSource):
         self._thread.stop(lambda: self.server.cancel())
         if self._server is not None:
             self._server.close()
-
-    @property
-    def trying(self) -> bool:
-        """See `ReadsInBackground`."""
-        return self._thread.trying
 
     def unread(self) -> Unread | None:
         """Return the bytes of the server's log that weren't searched for changes; it holds those of other tables, too."""

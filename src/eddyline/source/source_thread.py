@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+from eddyline.source.base import CopiedSource
+
 FOLLOW_S = 0.2
 """How long `run_in_background` waits for the work before it returns."""
 
@@ -78,3 +80,15 @@ class SourceThread:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
+
+
+class ThreadedSource(CopiedSource):
+    """A source whose `follow` doesn't wait for the end of a read, which may fail much later."""
+
+    __slots__ = ()
+    _thread: SourceThread
+
+    @property
+    def trying(self) -> bool:
+        """Whether a read is under way that hasn't reached the source yet."""
+        return self._thread.trying
