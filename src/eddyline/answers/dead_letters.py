@@ -51,19 +51,22 @@ class DeadLetter:
 
 
 def list_letters(
-    store: CatalogStore, source: str | None = None, position: int | None = None
+    store: CatalogStore, source: str | None = None, positions: Sequence[int] | None = None
 ) -> list[DeadLetter]:
     """Return the dead letters of one pipeline or stream, or of all, the newest first.
 
     Args:
-        position: only those at this position.
+        positions: only those at these positions.
     """
-    letters = []
+    letters: list[DeadLetter] = []
+    chosen = None
+    if positions is not None:
+        chosen = pa.array([one for one in positions if abs(one) < 2**63], pa.int64())
     with pinned(store.files) as manifest:
         for entry in _entries(store, source):
             shown = entry.name.removesuffix(DEAD)
             for stored in _stored_rows(store.files, manifest, entry):
-                rows = stored if position is None else stored.filter(pc.field("c0") == position)
+                rows = stored if chosen is None else stored.filter(pc.is_in(stored["c0"], chosen))
                 letters += [DeadLetter(shown, *row.values()) for row in rows.to_pylist()]
     return sorted(letters, key=lambda letter: (letter.died, letter.position), reverse=True)
 
@@ -81,8 +84,11 @@ def request_action(store: CatalogStore, action: str, source: str, positions: Seq
     (entry,) = _entries(store, source)
     if action == "replay" and entry.role == REJECTS:
         raise no_replay(source)
-    for position in positions:
-        find_letter(store, source, position)
+    if positions:
+        known = {letter.position for letter in list_letters(store, source, positions)}
+        for position in positions:
+            if position not in known:
+                raise no_letter(source, position)
     chosen = ", ".join(str(position) for position in positions)
     return store.add_request(REQUESTS[action], source, f"position IN ({chosen})" if chosen else "")
 
@@ -121,7 +127,7 @@ def parse_mended(text: str) -> tuple[int, bytes]:
 
 def find_letter(store: CatalogStore, source: str, position: int) -> DeadLetter:
     """Return the dead letter at a position; raise CatalogError NOT_FOUND if there is none."""
-    found = list_letters(store, source, position) if position < 2**63 else []
+    found = list_letters(store, source, (position,))
     if not found:
         raise no_letter(source, position)
     return found[0]

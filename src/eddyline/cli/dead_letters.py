@@ -70,7 +70,7 @@ def _show(args: argparse.Namespace) -> int:
     from eddyline.answers.dead_letters import list_letters
 
     with open_catalog(args.storage) as store:
-        found = [one for one in list_letters(store, args.name) if one.position == args.position]
+        found = list_letters(store, args.name, (args.position,))
     if not found:
         print(f"eddyline: no dead letter of {args.name} at {args.position}", file=sys.stderr)
         return 1
