@@ -39,6 +39,24 @@ def logged() -> Iterator[io.StringIO]:
         logging.getLogger(name).removeHandler(handler)
 
 
+@pytest.mark.parametrize(
+    ("query", "way_out"),
+    [
+        ("SELECT DATE'x'", "correct the values"),
+        ("SELECT * FROM VALUES (1, 1/0)", "correct the values"),
+        ("SELECT a FROM t WHERE a = :p", "as a literal"),
+        ("SELECT a FROM t TIMESTAMP AS OF '2026-01-01'", "VERSION AS OF 12"),
+        ("SELECT absent(a) FROM t", "CREATE TEMPORARY FUNCTION"),
+        ("SELECT b FROM t", "the names known"),
+    ],
+)
+def test_the_way_out_fits_the_fault(engine: Engine, query: str, way_out: str) -> None:
+    with pytest.raises(QueryError) as caught:
+        engine.sql(query)
+    assert caught.value.condition == "INVALID_QUERY"
+    assert way_out in caught.value.hint
+
+
 STATEMENTS = [
     "CREATE TABLE u (a INT)",
     "create stream s USING rate",

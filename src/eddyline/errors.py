@@ -5,6 +5,7 @@ Every error names its condition, the object concerned and the way out.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -252,6 +253,19 @@ class EddylineError(Exception):
     @property
     def _context_texts(self) -> dict[str, str]:
         return {name: str(value) for name, value in self.context.items()}
+
+
+def error_of_text(text: str) -> EddylineError:
+    """Return the error that has a text, without its context; INTERNAL if none of Eddyline has such a text.
+
+    Example:
+        >>> error_of_text("[NOT_FOUND] there is no view named v Way out: known: w").as_document()
+        {'condition': 'NOT_FOUND', 'message': 'there is no view named v', 'context': {}, 'hint': 'known: w'}
+    """
+    known = re.fullmatch(r"\[(\w+)\] (.*)", text, re.DOTALL)
+    condition, rest = known.groups() if known else ("INTERNAL", text)
+    message, _, hint = rest.partition(" Way out: ")
+    return EddylineError(message, condition=condition, hint=hint)
 
 
 def without_secrets(text: str, secrets: Iterable[str]) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 
 from eddyline.catalog.requests import REFUSED, WAITING, Request
 from eddyline.catalog.store import CatalogStore
 from eddyline.cli.opening import open_engine
 from eddyline.cli.output import JSON, show_document, show_error
-from eddyline.errors import EddylineError
+from eddyline.errors import error_of_text
 
 
 def request(
@@ -59,10 +58,7 @@ def report_unfinished(
         the exit code; None for a request that is done.
     """
     if request.state == REFUSED:
-        known = re.fullmatch(r"\[(\w+)\] (.*)", request.message, re.DOTALL)
-        condition, text = known.groups() if known else ("INTERNAL", request.message)
-        message, _, hint = text.partition(" Way out: ")
-        show_error(form, EddylineError(message, condition=condition, hint=hint))
+        show_error(form, error_of_text(request.message))
         return 1
     if request.state == WAITING:
         print(f"{what}: waits for the engine{why}", file=sys.stderr)

@@ -41,13 +41,17 @@ _FAULTS_OF_THE_QUERY = (
     PySparkValueError,
 )
 
-# conditions of Spark that are raised while it resolves a query, but are about constants in it
-_FAULTS_OF_VALUES = (
-    "CAST_INVALID_INPUT",
-    "CAST_OVERFLOW",
-    "INVALID_INLINE_TABLE.FAILED_SQL_EXPRESSION_EVALUATION",
-    "INVALID_TYPED_LITERAL",
-)
+_CORRECT_VALUES = "correct the values that it fails on, or write the query in another way"
+# by conditions of Spark that are raised while it resolves a query
+_WAYS_OUT = {
+    "CAST_INVALID_INPUT": _CORRECT_VALUES,
+    "CAST_OVERFLOW": _CORRECT_VALUES,
+    "INVALID_INLINE_TABLE.FAILED_SQL_EXPRESSION_EVALUATION": _CORRECT_VALUES,
+    "INVALID_TYPED_LITERAL": _CORRECT_VALUES,
+    "UNBOUND_SQL_PARAMETER": "write the value into the query, as a literal",
+    "UNRESOLVED_ROUTINE": "correct the query, or define the function in this session: CREATE TEMPORARY FUNCTION, or spark.udf.register",
+    "UNSUPPORTED_FEATURE.TIME_TRAVEL": "name an epoch: VERSION AS OF 12, in a query that isn't a view's",
+}
 
 
 @contextmanager
@@ -91,23 +95,16 @@ def query_error(query: str, error: BaseException, **context: object) -> QueryErr
     return QueryError(
         f"Spark fails on the query: {message_of(error)}",
         condition="QUERY_FAILED",
-        hint="correct the values that it fails on, or write the query in another way",
+        hint=_CORRECT_VALUES,
         fragment=fragment,
         **context,
     )
 
 
 def _way_out(error: BaseException) -> str:
-    condition = (error.getCondition() or "") if isinstance(error, PySparkException) else ""
-    if condition.startswith(_FAULTS_OF_VALUES):
-        return "correct the values that it fails on"
-    if condition == "UNBOUND_SQL_PARAMETER":
-        return "write the value into the query, as a literal"
-    if condition == "UNSUPPORTED_FEATURE.TIME_TRAVEL":
-        return "name an epoch: VERSION AS OF 12, in a query that isn't a view's"
-    if condition == "UNRESOLVED_ROUTINE":
-        return "correct the query, or define the function in this session: CREATE TEMPORARY FUNCTION, or spark.udf.register"
-    return "correct the query; the names known are those of SHOW TABLES, STREAMS and VIEWS"
+    condition = error.getCondition() if isinstance(error, PySparkException) else None
+    names = "correct the query; the names known are those of SHOW TABLES, STREAMS and VIEWS"
+    return _WAYS_OUT.get(condition or "", names)
 
 
 def lost_worker(error: BaseException) -> bool:
