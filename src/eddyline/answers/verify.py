@@ -73,8 +73,10 @@ class Report:
         paused: the paused views, and the epoch of their pause, as of which they are compared.
             Those missing in `views` weren't compared, because that epoch is no longer retained.
         failing: the views that are set aside, wait for their DataFrame, have counted rows that a stream no
-            longer retains, or read a file that is damaged, and the reason of each; they aren't compared.
-        broken: those of them that are set aside or read a damaged file, which makes the report false.
+            longer retains, or read a file that is damaged, and those whose query Spark can't run, with the
+            reason of each; they aren't compared.
+        broken: those of them that are set aside, read a damaged file, or have such a query, which makes the
+            report false.
         pipelines: the account of each pipeline: `received = done + dead + retry + in_flight + missed`.
 
     Example:
@@ -217,19 +219,17 @@ def verify_views(
         chosen = [entry for entry in by_epoch[epoch] if entry.name not in unread]
         unreadable |= {e.name: unread[e.name] for e in by_epoch[epoch] if e.name in unread}
         for entry in chosen:
+            rows, _ = state_size(then, entry)
             try:
                 live = results.content(entry, manifest, session)
-            except (StateError, StorageError) as error:
-                unreadable[entry.name] = error
-                continue
-            rows, _ = state_size(then, entry)
-            sides = _convertible(live), _convertible(offline[entry.name])
-            try:
+                # Spark may fail offline only: it computes some arguments in rows that FILTER leaves out
                 with query_errors(entry.query, view=entry.name):
-                    found[entry.name] = frames_difference(*sides, 1 + rows // ROWS_A_TASK)
-            except (
-                QueryError
-            ) as error:  # such as an argument that Spark computes where FILTER leaves the row out
+                    found[entry.name] = frames_difference(
+                        _convertible(live),
+                        _convertible(offline[entry.name]),
+                        1 + rows // ROWS_A_TASK,
+                    )
+            except (QueryError, StateError, StorageError) as error:
                 unreadable[entry.name] = error
     if unreadable and not found:
         raise next(iter(unreadable.values()))

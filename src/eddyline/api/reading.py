@@ -64,18 +64,19 @@ class Reading:
             query = workspace.plain_sql(query, catalog)
             for alias, (name, epoch) in earlier.items():
                 views.add(alias, self._snapshot(session, name, epoch))
-            # of a relation that the query may not read: its name may also be that of a column
-            unread: EddylineError | None = None
+            # by relation that the query may not read, why; its name may also be that of a column
+            unread: dict[str, EddylineError] = {}
             for name in workspace.compiler.mentioned(query, catalog):
-                session.catalog.dropTempView(name)  # the user's own, which the query doesn't mean
                 entry = catalog.get(name)
                 if (failure := manifest.failing.get(ViewId(entry.id))) is not None:
-                    unread = view_failing(failure)
+                    unread[name] = view_failing(failure)
                     continue
                 try:
                     views.add(name, keep(workspace.results.content(entry, manifest, session)))
                 except (StateError, StorageError) as error:
-                    unread = error
+                    unread[name] = error
+            for name in unread:
+                session.catalog.dropTempView(name)  # the user's own, which the query doesn't mean
             try:
                 with query_errors(query):
                     check_query(workspace.compiler.catalyst, query)
@@ -84,9 +85,9 @@ class Reading:
                         check_confined(workspace.compiler.catalyst, query, [*known, *earlier])
                     return session.sql(query)
             except QueryError as error:
-                if unread is None:
+                if not unread:
                     raise
-                raise unread from error
+                raise [*unread.values()][-1] from error
 
     def explain(self, name_or_query: str, stage: str) -> str:
         """Show a plan; see `Engine.explain`."""

@@ -111,10 +111,9 @@ def end_jvm() -> int:
 
 def _kill_writers(pipe: int) -> None:
     """Kill the child processes whose standard error is a pipe: those that `launch_gateway` has started, where there is a /proc."""
-    here = f"/proc/{os.getpid()}/fd/{pipe}"
-    for process in process_tree().keys() - {os.getpid()}:
+    for process in process_tree():
         with suppress(OSError):
-            if os.readlink(f"/proc/{process}/fd/2") == os.readlink(here):
+            if os.path.samestat(os.stat(f"/proc/{process}/fd/2"), os.fstat(pipe)):
                 os.kill(process, signal.SIGKILL)
 
 
