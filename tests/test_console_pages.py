@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import quote, urlencode
+from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 import pytest
 
@@ -134,6 +134,12 @@ def test_the_token_opens_the_pages(engine, monkeypatch):
         assert ask(url, "/sinks", Cookie=cookie[:-1])[0] == 401
         elsewhere = urlencode({"token": TOKEN, "next": "//evil.example"}).encode()
         assert ask(url, "/login", elsewhere)[1]["location"] == "/"
+
+        link = "/ask?sql=SELECT%20%27a%2Fb%26c%27%20AS%20%C3%A9&x=%25"
+        _, headers, _ = ask(url, link, Accept="text/html")
+        (asked,) = parse_qs(urlsplit(headers["location"]).query)["next"]
+        form = urlencode({"token": TOKEN, "next": asked}).encode()
+        assert ask(url, "/login", form)[1]["location"] == link
 
 
 def test_files_of_others_are_unchanged_and_have_their_licence():

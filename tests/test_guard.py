@@ -199,7 +199,11 @@ def test_configuration_gives_the_rows_of_the_rules(tmp_path):
         ("notify: [{to: nginx, file: f, url: u}]", "notify[0].url: there is no such setting"),
         ("notify: [{to: nginx, file: f, signal: KILL}]", "notify[0].signal: 'KILL' isn't allowed"),
         ("notify: [{to: nftables, file: f, set: 'a; x'}]", "notify[0].set: it isn't a name"),
+        ("notify: [{to: webhook, url: 'nowhere'}]", "notify[0]: "),
+        ("notify: [{to: webhook, url: 'https://x/', timeout: soon}]", "the option timeout"),
+        ("notify: [{to: webhook, url: 'https://x/', secret: abc}]", "stored in the clear"),
         ("rules: {", "can't be read"),
+        ("rules: " + 2000 * "[" + 2000 * "]", "it nests too deeply"),
     ],
 )
 def test_wrong_configuration_is_named(tmp_path, more, place):
@@ -212,8 +216,9 @@ def test_wrong_configuration_is_named(tmp_path, more, place):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("192.0.2.0/24,EU", "places.csv, line 1: this is no place: not enough values"),
+        ("192.0.2.0/24,EU", "places.csv, line 1: this is no place: it has 2 columns"),
         ("\n192.0.2.0/25,EU,A", "line 2: this is no place: /25 isn't from /8 to /24"),
+        ("\ufeff192.0.2.0/33,EU,A", "'192.0.2.0/33' does"),
         ("host,EU,A", "'host' does not appear to be an IPv4 or IPv6 network"),
     ],
 )

@@ -138,7 +138,7 @@ def test_a_baseline_keeps_lines_until_they_are_learnt(tmp_path):
         (BASELINE.replace("1\n", "0.8\n"), "", "rules.scraper.quantile: it can't be used so"),
         (BASELINE, "zone: Mars/Olympus\n", "there is no time zone 'Mars/Olympus'"),
         (BASELINE, "history: 2 years\n", "history: '2 years' isn't a time"),
-        (BASELINE, "history: 366 days\n", "365 days at most"),
+        (BASELINE, "history: 366 days\n", "isn't a time from 1 s to 365 days"),
     ],
 )
 def test_a_wrong_baseline_is_named(tmp_path, limit, more, message):

@@ -46,6 +46,8 @@ def test_servers_and_a_topic_are_enough(tmp_path):
 
 def test_the_options_are_those_of_the_sink(tmp_path):
     values = {name: "1" for name in KafkaFormat().options if name != SPARK_SERVERS}
+    values |= {"envelope": "debezium", "overwrite": "true", "on_refused": "stop"}
+    values |= dict.fromkeys(KafkaFormat().secrets, "${env:NAME}")
     assert options_of(tmp_path, **values) == values
     found = options_of(tmp_path, overwrite=True, partitions=3)
     assert (found["overwrite"], found["partitions"]) == ("true", "3")

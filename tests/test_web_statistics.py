@@ -141,6 +141,14 @@ def test_log_that_cannot_be_read_is_refused(tmp_path):
     assert list(demo.read_log(tmp_path / "empty")) == []
 
 
+def test_a_missing_log_is_named_before_spark_starts(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("eddyline.api.engine.Engine", None)
+    assert main(["demo", "--log", str(tmp_path / "missing"), "--storage", str(tmp_path / "s")]) != 0
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "LOG_NOT_READABLE" in shown.err
+
+
 # --- offline ---
 
 

@@ -32,6 +32,7 @@ EVIL_SITE = "evil<b>&'"
 EVIL_AGENT = "Mozilla/5.0 (<img src=x onerror=window.pwned=1>) Firefox/1.0"
 FORMULA = "=1+1"
 SITE = SITES[0][0]
+BOTS_SITE = "robots.example"
 DAY = "2026-03-04"
 PICTURES = Path(__file__).parents[1] / "build" / "webstats"
 
@@ -68,6 +69,7 @@ def engine(spark, tmp_path_factory):
         log.append(
             line(site=f"{EVIL_SITE}:80 ", request=f"GET {FORMULA} HTTP/1.1", time="10:00:02")
         )
+        log.append(line(site=f"{BOTS_SITE}:80 ", time="10:00:03", end=' "-" "Googlebot/2.1"'))
         table.insert([(text, seq, "x.log") for seq, text in enumerate(log)])
         engine.advance()
         yield engine
@@ -94,6 +96,17 @@ def test_the_page_has_the_numbers_of_the_views(engine, url):
     assert f"<b>{row.uv:,}</b> <small>day before: {before.uv:,}</small>" in text
     assert 'href="/webstats" aria-current="page"' in text
     assert "Web statistics" in page(url, "/")  # in the navigation of all pages
+
+
+def test_a_site_that_only_programs_visit_is_listed_last(url):
+    sites = [
+        attributes["value"]
+        for tag, attributes in Tags(page(url, "/webstats")).found
+        if tag == "option"
+    ]
+    assert sites[0] == SITE
+    assert sites[-1] == BOTS_SITE
+    assert "Programs apart: 1 requests" in page(url, f"/webstats?site={BOTS_SITE}")
 
 
 def test_countries_and_carriers_are_shown_and_exported(engine, url):

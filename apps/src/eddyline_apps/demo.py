@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     if args.log is None:
         lines = made_up_lines(args.lines or 50_000, args.seed)
     else:
-        lines = islice(read_log(args.log), args.lines)
+        lines = _begun(islice(read_log(args.log), args.lines))
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eddyline-demo-")))
         storage = args.storage or scratch / "engine"
@@ -150,6 +150,11 @@ def made_up_lines(lines: int, seed: int) -> Iterator[str]:
     """Generate log lines. More lines make busier days, not more of them."""
     for batch in Traffic(lines=lines, seed=seed).batches(10_000):
         yield from batch
+
+
+def _begun(lines: Iterator[str]) -> Iterator[str]:
+    """Return the same lines, with the first one read: a file that can't be read is named before Spark starts."""
+    return chain(list(islice(lines, 1)), lines)
 
 
 def read_log(path: Path) -> Iterator[str]:

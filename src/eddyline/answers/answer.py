@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -80,14 +78,21 @@ def text_answer(columns: Sequence[str], rows: list[tuple[str | None, ...]]) -> Q
 
 
 def as_csv(answer: QueryAnswer) -> str:
-    """Format a result as CSV with a header; a null is an empty field."""
+    """Format a result as CSV with a header; see `csv_text`."""
     return csv_text(answer.columns, answer.texts())
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[str | None]]) -> str:
-    """Format rows as CSV with a header; a null is an empty field."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
-    return text.getvalue().removesuffix("\n")
+    """Format rows as CSV with a header; a null is an empty field, an empty text is `""`.
+
+    Example:
+        >>> print(csv_text(["a", "b"], [("x, y", None), ("", "z")]))
+        a,b
+        "x, y",
+        "",z
+    """
+    import polars as pl  # takes long, and few answers are written so
+
+    schema = [(str(place), pl.String) for place in range(len(columns))]
+    table = pl.DataFrame([columns, *rows], schema, orient="row")
+    return table.write_csv(include_header=False).removesuffix("\n")

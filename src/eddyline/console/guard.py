@@ -140,7 +140,9 @@ class Guard:
             scope[STRANGER] = True
             return None
         if "text/html" in headers.get("accept", "") and not path.startswith("/api/"):
-            return RedirectResponse(f"/login?next={quote(path)}", 303)
+            asked = scope["query_string"].decode("latin-1")
+            after = quote(path) + (f"?{asked}" if asked else "")
+            return RedirectResponse(f"/login?next={quote(after)}", 303)
         answer = failure(401, "NO_TOKEN", "a token is needed", "send Authorization: Bearer TOKEN")
         answer.headers["WWW-Authenticate"] = "Bearer"
         return answer
@@ -164,7 +166,7 @@ class Guard:
             after = "/"
         if not hmac.compare_digest(given.get("token", [""])[0].encode(), self._token):
             return RedirectResponse(f"/login?wrong=1&next={quote(after)}", 303)
-        answer = RedirectResponse(quote(after, safe="/%"), 303)
+        answer = RedirectResponse(after, 303)
         answer.set_cookie(COOKIE, self._session, httponly=True, samesite="strict", path="/")
         return answer
 

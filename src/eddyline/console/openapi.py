@@ -111,7 +111,7 @@ _PATHS: dict[str, tuple[str, list[dict[str, Any]], str]] = {
     "/api/events": ("an event for each committed epoch", [], "text/event-stream"),
     "/api/query/answer.{kind}": (
         "a query's rows as a file, csv or parquet; at most 100,000",
-        [_in_path("kind"), _parameter("sql", "the query", "string")],
+        [_in_path("kind"), {**_parameter("sql", "the query", "string"), "required": True}],
         "text/csv",
     ),
     "/api/openapi.json": ("this description", [], "application/json"),

@@ -6,9 +6,10 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from eddyline.errors import DataError, EngineError
 from eddyline.relay.kafka_client import (
@@ -54,6 +55,9 @@ _SETTINGS: Mapping[str, Any] = {
 WAIT_S = 10.0
 """So long topics are asked for; reading waits for `TIMEOUT_S`."""
 
+LOOK_S = 0.1
+"""How late it may be noticed that the stream is being stopped, while brokers are waited for."""
+
 _READ_AT_ONCE = 10_000
 _STALL_S = 1.0  # an entry ends when no record has come for so long
 _GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)  # noqa: SLF001
@@ -62,6 +66,8 @@ _LOST = (
     KafkaError.OFFSET_OUT_OF_RANGE,
     KafkaError._LOG_TRUNCATION,  # noqa: SLF001
 )
+
+T = TypeVar("T")
 
 
 class KafkaTopics:
@@ -116,34 +122,35 @@ class KafkaTopics:
         """Return the topics to read, and the known ones; None for a topic that doesn't exist."""
         names = [*self._names, *known]
         with self._translated_errors():
-            found: dict[str, Described | None] = {}
-            matching = set[str]()
-            if self._pattern is not None:
-                there = self._admin.list_topics(timeout=WAIT_S).topics
-                matching = set(filter(self._pattern.fullmatch, there)).difference(names)
-            asked, deadline = [*dict.fromkeys(names), *sorted(matching)], time.monotonic() + WAIT_S
-            while asked:
-                answers = self._admin.describe_topics(
-                    TopicCollection(asked), request_timeout=WAIT_S
-                )
-                asked = []
-                for name, future in answers.items():
-                    try:
-                        topic = future.result(WAIT_S)
-                        if not (topic.is_internal and name in matching):
-                            found[name] = _described(topic)
-                    except KafkaException as error:
-                        code = error.args[0].code()
-                        if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                            found[name] = None
-                        elif code in TRANSIENT and time.monotonic() < deadline:
-                            asked.append(name)
-                        else:
-                            raise
-                self._check_stopped()
-                if asked:
-                    time.sleep(RETRY_EVERY_S)
-            return found
+            return self._awaited(lambda: self._describe(names))
+
+    def _describe(self, names: Sequence[str]) -> dict[str, Described | None]:
+        found: dict[str, Described | None] = {}
+        matching = set[str]()
+        if self._pattern is not None:
+            there = self._admin.list_topics(timeout=WAIT_S).topics
+            matching = set(filter(self._pattern.fullmatch, there)).difference(names)
+        asked, deadline = [*dict.fromkeys(names), *sorted(matching)], time.monotonic() + WAIT_S
+        while asked:
+            answers = self._admin.describe_topics(TopicCollection(asked), request_timeout=WAIT_S)
+            asked = []
+            for name, future in answers.items():
+                try:
+                    topic = future.result(WAIT_S)
+                    if not (topic.is_internal and name in matching):
+                        found[name] = _described(topic)
+                except KafkaException as error:
+                    code = error.args[0].code()
+                    if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                        found[name] = None
+                    elif code in TRANSIENT and time.monotonic() < deadline:
+                        asked.append(name)
+                    else:
+                        raise
+            self._check_stopped()
+            if asked:
+                time.sleep(RETRY_EVERY_S)
+        return found
 
     def offsets(self, partitions: Iterable[Partition], which: int) -> dict[Partition, int]:
         """Return for each partition its first offset, or the one after all committed records."""
@@ -153,7 +160,11 @@ class KafkaTopics:
         spec = OffsetSpec.earliest() if which == EARLIEST else OffsetSpec.latest()
         with self._translated_errors():
             committed = which != EARLIEST
-            return offsets_at(self._admin, asked, spec, read_committed=committed, wait_s=WAIT_S)
+            return self._awaited(
+                lambda: offsets_at(
+                    self._admin, asked, spec, read_committed=committed, wait_s=WAIT_S
+                )
+            )
 
     def read(
         self, after: Mapping[Partition, int], ends: Mapping[Partition, int], most: int | None
@@ -246,6 +257,21 @@ class KafkaTopics:
     def _assign(self, offsets: Mapping[Partition, int]) -> None:
         self._consumer.assign([TopicPartition(*one, offset) for one, offset in offsets.items()])
         self._next = dict(offsets)
+
+    def _awaited(self, call: Callable[[], T]) -> T:
+        """Make a call that may wait for brokers in a thread, which is left alone when the stream is stopped."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(call())
+            except BaseException as error:  # noqa: BLE001  # raised below
+                future.set_exception(error)
+
+        threading.Thread(target=run, name="eddyline-kafka-call", daemon=True).start()
+        while not wait([future], LOOK_S).done:
+            self._check_stopped()
+        return future.result()
 
     def _check_stopped(self) -> None:
         if self._stopped.is_set():

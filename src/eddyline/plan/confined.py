@@ -25,12 +25,15 @@ _CALLS_OF_JAVA = frozenset({"java_method", "reflect", "try_reflect"})
 
 
 def check_confined(catalyst: Catalyst, query: str, names: Collection[str]) -> None:
-    """Raise QueryError NOT_ALLOWED if a query can read or do anything besides reading some relations.
+    """Raise QueryError if a query can read or do anything besides reading some relations.
 
     Functions that the program has registered in its session are allowed.
 
     Args:
         names: the relations that it may read.
+
+    Raises:
+        QueryError: NOT_ALLOWED. INVALID_QUERY: it reads a plain name that isn't among `names`.
     """
     if "${" in query:  # Spark would fill in variables of the environment, before it parses the text
         raise _not_allowed("a variable, ${...}")
@@ -44,8 +47,14 @@ def _check(plan: Any, known: frozenset[str]) -> None:
         raise _not_allowed(f"what Spark calls {what}")
     if what == "UnresolvedRelation":
         parts = [str(part) for part in items(plan.multipartIdentifier())]
-        if len(parts) != 1 or parts[0].lower() not in known:
+        if len(parts) > 1:
             raise _not_allowed(f"the table {'.'.join(parts)}")
+        if parts[0].lower() not in known:
+            raise QueryError(
+                f"this storage has no table, stream or view named {parts[0]}",
+                condition="INVALID_QUERY",
+                hint=f"known: {', '.join(sorted(known)) or 'none yet'}",
+            )
     for expression in trees.elements(plan.expressions()):
         _check_calls(expression)
     for subquery in trees.subqueries(plan):

@@ -11,9 +11,13 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-from eddyline.errors import ScriptError
-from eddyline.sink.base import SinkFormat
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from eddyline.errors import CatalogError, EngineError, ScriptError
+from eddyline.sink.base import SinkFormat, Target
 from eddyline.sink.kafka import CHANGELOG, SERVERS, SPARK_SERVERS, KafkaFormat
+from eddyline.sink.secrets import check_secrets
 from eddyline.sink.webhook import WebhookFormat
 from eddyline_apps.guard.sections import DAY_S, NO_LIMIT, Section, read_file
 from eddyline_apps.guard.tables import RATED, Network, network_of
@@ -245,13 +249,15 @@ def _places(path: Path) -> tuple[tuple[Network, str, str], ...]:
     """Read a CSV file of networks, regions and carriers."""
     found: dict[Network, tuple[str, str]] = {}
     try:
-        lines = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
+        lines = list(csv.reader(path.read_text(encoding="utf-8-sig").splitlines()))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ScriptError(f"{path} can't be read: {error}", condition="BAD_CONFIG") from error
     for number, line in enumerate(lines, start=1):
         if not line or line[0].startswith("#"):
             continue
         try:
+            if len(line) != 3:
+                raise ValueError(f"it has {len(line)} columns")
             text, region, carrier = (word.strip() for word in line)
             network = network_of(text)
             shortest, longest = PLACES[network.version]
@@ -336,4 +342,21 @@ def _notification(section: Section) -> Notification:
         value = options.get(name)
         if value is not None and not re.fullmatch(r"[A-Za-z_][\w ]*", value, re.ASCII):
             raise section.wrong(name, "it isn't a name of nftables", "write it like `inet filter`")
-    return Notification(to, {name: value for name, value in options.items() if value is not None})
+    given = {name: value for name, value in options.items() if value is not None}
+    if to in SINKS:
+        _check_sink(section, to, given)
+    return Notification(to, given)
+
+
+def _check_sink(section: Section, to: str, options: Mapping[str, str]) -> None:
+    """Refuse the options of a sink that hold for no view."""
+    sink, _ = SINKS[to]
+    try:
+        check_secrets(options, sink.secrets)
+        sink.check(Target("", to, StructType(), pa.schema([])), options)
+    except CatalogError:
+        pass  # whether the view `blocked` has the key is known once it is planned
+    except EngineError as error:
+        if error.condition == "MISSING_PACKAGE":
+            raise
+        raise section.wrong("", error.message, error.hint) from error

@@ -33,6 +33,10 @@ def read_file(path: Path) -> Section:
         node = loader.get_single_node()
         _check_keys(path, "", node, set())
         document = None if node is None else loader.construct_document(node)
+    except RecursionError:
+        raise ScriptError(
+            f"{path} can't be read: it nests too deeply", condition="BAD_CONFIG"
+        ) from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ScriptError(f"{path} can't be read: {error}", condition="BAD_CONFIG") from error
     return Section(path, "", document)
@@ -172,12 +176,14 @@ class Section:
 
     def seconds(self, name: str, *, most: int = 7 * DAY_S) -> int:
         value = self.values.get(name)
-        way_out = f"write it like 10 s, 5 min, 2 h or 1 day; {_spelt(most)} at most"
+        way_out = "write it like 10 s, 5 min, 2 h or 1 day"
         if value is None:
             raise self.missing(name, way_out)
         found = seconds_of(str(value), most=most)
         if found is None:
-            raise self.wrong(name, f"{str(value)!r} isn't a time", way_out)
+            raise self.wrong(
+                name, f"{str(value)!r} isn't a time from 1 s to {_spelt(most)}", way_out
+            )
         return found
 
 

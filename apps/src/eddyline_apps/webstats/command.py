@@ -64,7 +64,7 @@ DAYS = {
     "new_visitors": "new",
     "returning_visitors": "returning",
     "average_duration_s": "seconds",
-    "bounce_rate": "bounces",
+    "bounce_rate": "bounce_rate",
 }
 
 

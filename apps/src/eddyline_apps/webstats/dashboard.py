@@ -62,12 +62,13 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 def overview(observer: Observer, request: Request) -> tuple[str, dict[str, Any]]:
     """The statistics of a site and day; without a day of its newest one."""
     daily = _frame(observer, "daily_statistics")
+    people = ~pl.col("is_bot")  # sites that only programs visit come last
     sites = (
-        daily.filter(~pl.col("is_bot"))
-        .group_by("site")
-        .agg(pl.col("page_pv").sum(), pl.col("pv").sum())
-    ).sort(["page_pv", "pv", "site"], descending=[True, True, False])["site"]
-    names: list[str] = sites.to_list() or daily["site"].unique().sort().to_list()
+        daily.group_by("site")
+        .agg(pl.col("page_pv").filter(people).sum(), pl.col("pv").filter(people).sum())
+        .sort(["page_pv", "pv", "site"], descending=[True, True, False])
+    )
+    names: list[str] = sites["site"].to_list()
     site = request.query_params.get("site") or (names[0] if names else "-")
     asked = _day(request)
     of_site = daily.filter(pl.col("site") == site)
