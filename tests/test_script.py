@@ -353,6 +353,9 @@ READ: list[tuple[str, Statement]] = [
 ]
 
 REFUSED = {
+    "CREATE OR REPLACE TEMP VIEW v AS SELECT 1": "or WITH, for one query",
+    "DECLARE VARIABLE v INT": "write the value into the statements",
+    "VACUUM t": "removed as epochs run",
     "CREATE FLOW f AS INSERT INTO t SELECT 1": "use CREATE VIEW, with UNION ALL",
     "CREATE OR REPLACE STREAMING TABLE t": "AUTO CDC INTO creates its target",
     "CREATE FLOW f AS AUTO CDC INTO t FROM s KEYS (a) IGNORE NULL UPDATES SEQUENCE BY x": "last_value(",

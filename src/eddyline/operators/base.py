@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol
 
 import pyarrow as pa
 
@@ -54,13 +55,16 @@ class Operator(Protocol):
         ...
 
 
-@runtime_checkable
-class Timed(Operator, Protocol):
+class Timed(Operator):
     """An operator whose rows change as time passes: its tasks run even without input.
 
-    Its only expiry is by the time of its rows, and it removes them from its state itself.
+    Its only expiry is by the time of its rows, and it removes them from its state itself. This is no protocol: epochs ask of
+    each operator whether it is one, which takes 17 microseconds with a protocol.
     """
 
+    __slots__ = ()
+
+    @abstractmethod
     def limited(self, bound: int | None) -> Operator:
         """Return the operator for an epoch in which times below the bound have passed."""
         ...

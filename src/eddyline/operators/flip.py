@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from eddyline.changes import HASH, WEIGHT
-from eddyline.operators.base import BucketResult, State, checked_weights, numbered
+from eddyline.operators.base import BucketResult, State, Timed, checked_weights, numbered
 from eddyline.operators.hold import PENDING, below, due_rows
 from eddyline.state.arrangement import Layout
 from eddyline.state.expiry import times
@@ -18,7 +18,7 @@ from eddyline.state.retyping import cast_to
 
 
 @dataclass(frozen=True, slots=True)
-class Flip:
+class Flip(Timed):
     """Add a column that is `first` until the clock reaches a row's moment, and `not first` from then on.
 
     Input: `h, c0.., w`, the moment in the last of the columns; `h` is not used. Output: the same

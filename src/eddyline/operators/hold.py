@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from eddyline.changes import HASH, WEIGHT
-from eddyline.operators.base import BucketResult, State, checked_weights, numbered
+from eddyline.operators.base import BucketResult, State, Timed, checked_weights, numbered
 from eddyline.state.arrangement import Arrangement, Layout
 from eddyline.state.expiry import times
 from eddyline.state.kernels import with_weights
@@ -22,7 +22,7 @@ NEVER = np.iinfo(np.int64).max  # in place of a missing time
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(Timed):
     """Hold a result's rows back until their time is below the bound, then emit them as appends.
 
     Input: `h, c0.., w`; `h` is not used. Output: `c0.., w`. The pending rows are stored by time, so

@@ -52,14 +52,20 @@ WAYS_OUT = {
     "ALTER": "a table or stream has ADD COLUMNS (c type), DROP COLUMNS (c), RENAME COLUMN c TO d, ALTER COLUMN c TYPE "
     "type; a table also ALTER COLUMN c SET NOT NULL, DROP NOT NULL, SET DEFAULT e, DROP DEFAULT; a stream also DROP "
     "CONSTRAINT c, RESET WATERMARK, RETAIN; a view AS query, as CREATE OR REPLACE VIEW; else DROP it and CREATE it anew",
+    "ANALYZE": "leave it out: statistics of rows aren't used",
     "BEGIN": "write the statements one after another, without BEGIN and END",
     "CACHE": "leave it out: the result of a view is stored already",
+    "DECLARE": "write the value into the statements, or fill in their text with Python",
+    "EXECUTE": "write the statement out, or fill in its text with Python",
     "FUNCTION": "CREATE TEMPORARY FUNCTION name(a INT) RETURNS INT RETURN expression, in each script that uses it",
+    "OPTIMIZE": "leave it out: stored rows are compacted as epochs run",
     "REFRESH": "leave it out: a view is always up to date with the last committed epoch",
     "STREAMING": "use CREATE STREAM; CREATE FLOW ... AS AUTO CDC INTO creates its target",
     "SET": "give Eddyline's settings as Options or EDDYLINE_* variables, Spark's to its session",
     "WITH": "put it into the subquery: WHERE k IN (WITH w AS (...) SELECT k FROM w)",
+    "TEMPORARY": "CREATE VIEW, which is kept live until it is dropped; or WITH, for one query",
     "USE": "leave it out: all names of an engine live side by side",
+    "VACUUM": "leave it out: files that no retained epoch needs are removed as epochs run",
 }
 """Refused statements and objects of other SQL systems, each with what to do instead."""
 
@@ -142,6 +148,8 @@ def _kind(cursor: TokenCursor, verb: str) -> str:
     """Consume `TABLE`, `STREAM` or `[MATERIALIZED | LIVE] VIEW`; return the last word."""
     modified = cursor.accept("MATERIALIZED") or cursor.accept("LIVE")
     kind = cursor.word()
+    if kind == "TEMP":
+        kind = "TEMPORARY"
     if kind not in KINDS or (modified and kind != "VIEW"):
         cursor.refuse(f"{verb} {kind}".strip(), WAYS_OUT.get(kind, _DEFAULT_WAY_OUT))
     cursor.at += 1
