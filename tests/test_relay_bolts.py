@@ -7,6 +7,7 @@ import pickle
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from eddyline.errors import EngineError
 from eddyline.relay.bolts import Bolt, BoltChain, Emitted
 from eddyline.relay.keys import rounds
 from eddyline.relay.records import as_read, new_records
+from waiting import PATIENCE_S
 
 
 def records(*payloads: str, keys: list[str] | None = None) -> pa.Table:
@@ -314,6 +316,75 @@ def test_what_is_no_function_is_refused() -> None:
 
     with pytest.raises(EngineError, match="more than one"):
         Bolt.of(wait, None, vectorised=True)
+
+    async def one_by_one(row: Any) -> Any:
+        yield row
+
+    for function in (one_by_one, partial(one_by_one)):
+        with pytest.raises(EngineError, match="asynchronous generator"):
+            Bolt.of(function, None)
+
+
+def test_a_partial_of_a_coroutine_function_is_awaited() -> None:
+    async def join(before: str, row: str) -> str:
+        await asyncio.sleep(0)
+        return before + row
+
+    bolt = Bolt.of(partial(join, "x"), None)
+    assert BoltChain([Bolt.of(text, None), bolt]).run(records("a")).rows == ["xa"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_nobody_awaits_fails_its_record() -> None:
+    async def save(row: str) -> None:
+        """Would write it to a service."""
+
+    async def one_by_one(row: str) -> Any:
+        yield row
+
+    for function in (lambda row: save(row), lambda row: one_by_one(row)):
+        worked = chain(text, function).run(records("a", "b"))
+        assert not worked.done.any()
+        assert all("nobody awaits" in str(why) for why in worked.reasons.values())
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+def test_no_error_of_one_record_ends_the_calls_for_the_others(error: type[BaseException]) -> None:
+    def plain(row: str) -> str:
+        if row == "bad":
+            raise error("config is missing")
+        return row
+
+    async def waiting(row: str) -> str:
+        await asyncio.sleep(0.01)
+        return plain(row)
+
+    begun = time.monotonic()
+    for function in (plain, waiting):
+        worked = chain(text, function, ttl=PATIENCE_S).run(records("a", "bad", "b", "c"))
+        assert worked.rows == ["a", "b", "c"]
+        assert worked.done.tolist() == [True, False, True, True]
+        assert list(worked.reasons.values()) == [f"{error.__name__}: config is missing"]
+    assert time.monotonic() - begun < PATIENCE_S
+
+
+def test_no_error_of_a_vectorised_function_ends_its_process() -> None:
+    def stop(rows: pa.Table) -> pa.Table:
+        if b"bad" in rows["payload"].to_pylist():
+            raise SystemExit("config is missing")
+        return rows.select(["payload"])
+
+    worked = chain(stop, vectorised=True).run(records("a", "bad", "b"))
+    assert worked.done.tolist() == [True, False, True]
+
+
+def test_a_generator_may_yield_the_same_dict_again() -> None:
+    def numbered(row: str) -> Iterator[dict[str, Any]]:
+        out = {"row": row}
+        for out["n"] in range(3):
+            yield out
+
+    assert [row["n"] for row in chain(text, numbered).run(records("a")).rows] == [0, 1, 2]
 
 
 @given(st.lists(st.one_of(st.none(), st.sampled_from("abc")), max_size=30))

@@ -99,6 +99,28 @@ def test_at_most_so_many_rows_are_read(queue):
     assert sizes == [3, 3, 1]
 
 
+def test_large_records_are_read_a_few_at_a_time(tmp_path, monkeypatch):
+    queue = DataQueue(LogBackend(str(tmp_path / "queue"), segment_bytes=5000))
+    for i in range(12):
+        queue.put([f"{i} {j}".ljust(300) for j in range(3)])
+    queue.put(["large".ljust(9000)] * 2)
+    monkeypatch.setattr("eddyline.relay.queue.READ_BYTES_MAX", 4000)
+    batches, last = [], None
+    while found := queue.read(100):
+        batches.append(found[0].rows)
+        last = found[1]
+        queue.settle(found[0])
+        queue.commit()
+    assert batches == [9, 9, 9, 9, 2], "as many frames as fit, and one at least"
+    assert last["payload"][0].as_py().startswith(b"large")
+    queue.close()
+
+
+def test_texts_and_bytes_may_be_mixed(queue):
+    queue.put(["a", b"\xff", bytearray(b"c"), "ä"])
+    assert queue.read(9)[1]["payload"].to_pylist() == [b"a", b"\xff", b"c", "ä".encode()]
+
+
 def test_what_is_not_committed_is_read_again(opened):
     queue = DataQueue(opened())
     queue.put(["a", "b"])

@@ -128,7 +128,12 @@ class Backend(Protocol):
         ...
 
     def measure(
-        self, queue: str, start: Position, rows_max: int, before_ms: int | None = None
+        self,
+        queue: str,
+        start: Position,
+        rows_max: int,
+        before_ms: int | None = None,
+        bytes_max: int | None = None,
     ) -> tuple[Position, int]:
         """Return the end position and the number of the next rows from `start`.
 
@@ -137,6 +142,7 @@ class Backend(Protocol):
             start: position of the first row.
             rows_max: maximum number of rows.
             before_ms: only count rows that were written up to that time; None counts all.
+            bytes_max: about how many bytes the rows may have; None for any number. Topics don't tell theirs.
         """
         ...
 

@@ -15,6 +15,9 @@ from eddyline.errors import QueueError
 from eddyline.relay.backend import QueueState, RowRange
 from eddyline.relay.records import failed_records, no_records
 
+READ_BYTES_MAX = 256 << 20
+"""A batch has about so many bytes at most of each queue, however few records that are."""
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:

@@ -112,8 +112,14 @@ class Bolt:
                 condition="BAD_BOLT",
                 hint="give a function of one row",
             )
-        called = function if inspect.isroutine(function) else type(function).__call__
-        is_coroutine = inspect.iscoroutinefunction(called)
+        called = (function, type(function).__call__)  # inspect looks into a partial, too
+        if any(map(inspect.isasyncgenfunction, called)):
+            raise EngineError(
+                f"bolt {shown} is an asynchronous generator",
+                condition="BAD_BOLT",
+                hint="collect the rows in a list, and return that",
+            )
+        is_coroutine = any(map(inspect.iscoroutinefunction, called))
         if vectorised + by_key + is_coroutine > 1:
             raise EngineError(
                 f"bolt {shown} can't be more than one of vectorised, by_key and a coroutine function",

@@ -10,10 +10,11 @@ virtual machine that was paused, calls have not had the time that passed meanwhi
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, TypeAlias, TypeVar
@@ -23,6 +24,9 @@ T = TypeVar("T")
 REASON_CHARACTERS = 500
 POLL_S = 0.05  # between two looks whether a call has ended
 TIMEOUTS_MAX = 3  # for one bolt and tuple; after so many time-outs the rest isn't tried
+
+ENDS = (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError)
+"""What may come out of a user's function: none of it may end the thread, or the event loop, that makes the other calls."""
 
 Reasons: TypeAlias = dict[int, str | None]  # by index of the argument; None: not tried
 
@@ -42,7 +46,7 @@ def call(function: Callable[[Any], T], argument: Any, ttl: float) -> T:
     if not _call_thread().wait(calls, ttl):
         raise CallTimeoutError(_time_out(ttl))
     if calls.failed:
-        raise calls.failed[0]
+        raise _as_exception(calls.failed[0])
     result: T = calls.outputs[0][0]
     return result
 
@@ -102,7 +106,7 @@ def call_concurrently(
                     result = _as_list(await function(arguments[index]))
                 outputs[index] = result
                 del failed[index]
-            except Exception as error:  # noqa: BLE001  # of the user's function
+            except ENDS as error:
                 if not limit.expired():
                     failed[index] = failure_reason(error)
 
@@ -184,7 +188,7 @@ class _Calls:
         self.arguments = arguments
         self.start = start
         self.outputs: list[list[Any]] = []
-        self.failed: dict[int, Exception] = {}
+        self.failed: dict[int, BaseException] = {}
         self.current = -1
         self.abandoned = False
         self.finished = threading.Event()
@@ -195,7 +199,7 @@ class _Calls:
             outputs: list[Any] = []
             try:
                 outputs = _as_list(self.function(self.arguments[index]))
-            except Exception as error:  # noqa: BLE001  # of the user's function
+            except ENDS as error:
                 self.failed[index] = error
             if self.abandoned:
                 return
@@ -259,12 +263,29 @@ async def _cancel_all() -> None:
 
 
 def _as_list(returned: Any) -> list[Any]:
-    """Return the rows that a function returned: None, a row, or a list or an iterator of rows."""
+    """Return the rows that a function returned: None, a row, or a list or an iterator of rows.
+
+    A generator may change and yield the same dict or list again: each row is copied.
+
+    Raises:
+        TypeError: it returned what only `await` or `async for` gives rows of.
+    """
     if returned is None:
         return []
     if isinstance(returned, list):
         return returned
-    return list(returned) if isinstance(returned, Iterator) else [returned]
+    if isinstance(returned, Iterator):
+        return [row.copy() if type(row) in (dict, list) else row for row in returned]
+    if inspect.isawaitable(returned) or isinstance(returned, AsyncIterator):
+        if inspect.iscoroutine(returned):
+            returned.close()
+        raise TypeError(f"the function returned a {type(returned).__name__}, which nobody awaits")
+    return [returned]
+
+
+def _as_exception(error: BaseException) -> Exception:
+    """Return an error that doesn't end the process that raises it."""
+    return error if isinstance(error, Exception) else RuntimeError(failure_reason(error))
 
 
 def _looks(seconds: float, pause_s: float) -> int:

@@ -120,7 +120,12 @@ class LogBackend:
         return (self._logs[EDEN].end(),)
 
     def measure(
-        self, queue: str, start: Position, rows_max: int, before_ms: int | None = None
+        self,
+        queue: str,
+        start: Position,
+        rows_max: int,
+        before_ms: int | None = None,
+        bytes_max: int | None = None,
     ) -> tuple[Position, int]:
         log = self._logs[queue]
         if queue == EDEN:
@@ -131,6 +136,8 @@ class LogBackend:
             end = self._ends[queue]
         if before_ms is not None:
             end = min(end, log.end_before(before_ms))
+        if bytes_max is not None:
+            end = min(end, log.end_within(start[0], bytes_max))
         end = max(start[0], min(end, start[0] + rows_max))
         return (end,), end - start[0]
 

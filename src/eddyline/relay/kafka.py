@@ -180,7 +180,12 @@ class KafkaBackend:
             return self._ends(EDEN)
 
     def measure(
-        self, queue: str, start: Position, rows_max: int, before_ms: int | None = None
+        self,
+        queue: str,
+        start: Position,
+        rows_max: int,
+        before_ms: int | None = None,
+        bytes_max: int | None = None,
     ) -> tuple[Position, int]:
         with kafka_errors(self.app):
             if queue not in self._readers:

@@ -30,7 +30,7 @@ from eddyline.arguments import check_number, checked, wrong_argument
 from eddyline.errors import EddylineError, QueueError
 from eddyline.relay.account import Account
 from eddyline.relay.backend import EDEN, EXPIRED, FROM, TO, Backend, Position, QueueState, RowRange
-from eddyline.relay.batch import Batch, OpenBatch, RecordOutcome
+from eddyline.relay.batch import READ_BYTES_MAX, Batch, OpenBatch, RecordOutcome
 from eddyline.relay.producer import UNREAD_ROWS_MAX, Producer
 from eddyline.relay.records import no_records
 
@@ -373,7 +373,9 @@ class DataQueue:
             queue: str, planned: QueueState, most: int, before_ms: int | None = None
         ) -> QueueState:
             start, room = planned.read[queue], most - sum(span.rows for span in spans)
-            end, rows = self.backend.measure(queue, start, room, before_ms) if room else (start, 0)
+            bytes_max = None if self.together and queue != EDEN else READ_BYTES_MAX
+            limits = (room, before_ms, bytes_max)
+            end, rows = self.backend.measure(queue, start, *limits) if room else (start, 0)
             if end == start:
                 return planned
             spans.append(RowRange(queue, start, end, rows))

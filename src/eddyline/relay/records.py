@@ -133,12 +133,17 @@ def no_records() -> pa.Table:
 
 
 def encode(table: pa.Table) -> bytes:
-    """Return a table as bytes, without its schema."""
+    """Return a table as bytes, without its schema; QueueError BAD_RECORDS if its texts or bytes have 2 GiB or more."""
     batches = table.combine_chunks().to_batches()
     if not batches:
         return b""
-    (batch,) = batches
-    serialized: bytes = batch.serialize().to_pybytes()
+    if len(batches) > 1:
+        raise QueueError(
+            f"{table.num_rows:,} records of {table.nbytes / 2**30:.1f} GiB can't be put at once",
+            condition="BAD_RECORDS",
+            hint="put less than 2 GiB at a time",
+        )
+    serialized: bytes = batches[0].serialize().to_pybytes()
     return serialized
 
 
@@ -159,5 +164,9 @@ def _column(values: Any) -> Any:
     if isinstance(values, str | bytes | bytearray | memoryview | Mapping):
         raise TypeError(f"{type(values).__name__} is one value, not a list of them")
     items = list(values)
-    text = any(isinstance(item, str) for item in items[:1])
-    return pa.array(items, pa.string() if text else pa.binary())
+    kinds = set(map(type, items)) - {type(None)}
+    if kinds == {str}:
+        return pa.array(items, pa.string())
+    if any(issubclass(kind, str) for kind in kinds):
+        items = [item.encode() if isinstance(item, str) else item for item in items]
+    return pa.array(items, pa.binary())

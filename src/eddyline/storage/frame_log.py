@@ -188,6 +188,24 @@ class FrameLog:
             stop = segment.offsets[high] if high < len(segment.offsets) else segment.size
             yield from self._read(segment, segment.offsets[low], stop)
 
+    def end_within(self, start: int, bytes_max: int) -> int:
+        """Return the number after the last row of the next frames that have so many bytes together; one frame at least.
+
+        Args:
+            start: a row of the first of these frames.
+        """
+        with self._index:
+            segments = [one for one in self._segments if one.rows and one.end > start]
+            for place, segment in enumerate(segments):
+                first = max(bisect_right(segment.rows, start) - 1, 0)
+                limit = segment.offsets[first] + bytes_max
+                if segment.size > limit:
+                    frame = bisect_right(segment.offsets, limit) - 1
+                    frame = max(frame, first + (place == 0))
+                    return segment.rows[frame] if frame < len(segment.rows) else segment.end
+                bytes_max = limit - segment.size
+            return self._segments[-1].end
+
     def end_before(self, time_ms: int) -> int:
         """Return the first row that was appended after `time_ms`; `end` if there is none."""
         with self._index:
