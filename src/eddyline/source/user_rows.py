@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from datetime import datetime
+from itertools import chain
+from numbers import Real
 from typing import Any, TypeAlias
 from zoneinfo import ZoneInfo
 
@@ -149,12 +151,10 @@ def _array(values: list[Any], field: pa.Field, relation: str, zone: str) -> pa.A
         ]
     if pa.types.is_map(field.type):  # entries have no order: equal maps become equal bytes
         values = [dict(sorted(v.items())) if isinstance(v, dict) else v for v in values]
-    if _holds_struct(field.type):
-        for value in values:
-            _check_value(value, field.type, field.name, relation)
     try:
+        _check_values(values, field.type, field.name, relation)
         return pa.array(values, field.type)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, ValueError) as error:
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise _unfit(relation, field, error) from error
 
 
@@ -225,19 +225,50 @@ def _check_fields(given: pa.DataType, wanted: pa.DataType, name: str, relation: 
         _check_fields(given.item_type, wanted.item_type, name, relation)
 
 
-def _check_value(value: Any, wanted: pa.DataType, name: str, relation: str) -> None:
-    """Refuse a dict with fields that a struct doesn't have."""
-    if pa.types.is_struct(wanted) and isinstance(value, Mapping):
-        known = {field.name: field.type for field in wanted}
-        _check_names(value, list(known), relation, name)
-        for field, one in value.items():
-            _check_value(one, known[field], f"{name}.{field}", relation)
-    elif _is_list(wanted) and isinstance(value, list | tuple):
-        for one in value:
-            _check_value(one, wanted.value_type, name, relation)
-    elif pa.types.is_map(wanted) and isinstance(value, Mapping):
-        for one in value.values():
-            _check_value(one, wanted.item_type, name, relation)
+def _check_values(values: Sequence[Any], wanted: pa.DataType, name: str, relation: str) -> None:
+    """Refuse what Arrow would change silently: dicts with fields that a struct doesn't have, and numbers.
+
+    Raises:
+        DataError: UNKNOWN_COLUMN.
+        ValueError, OverflowError: a number doesn't fit.
+    """
+    if pa.types.is_struct(wanted):
+        rows = [value for value in values if isinstance(value, Mapping)]
+        _check_names(
+            {field for row in rows for field in row}, [f.name for f in wanted], relation, name
+        )
+        for field in wanted:
+            inner = [row[field.name] for row in rows if field.name in row]
+            _check_values(inner, field.type, f"{name}.{field.name}", relation)
+    elif _is_list(wanted):
+        lists = (value for value in values if isinstance(value, list | tuple | np.ndarray))
+        _check_values(list(chain.from_iterable(lists)), wanted.value_type, name, relation)
+    elif pa.types.is_map(wanted):
+        maps = [value for value in values if isinstance(value, Mapping)]
+        _check_values(list(chain.from_iterable(maps)), wanted.key_type, name, relation)
+        items = chain.from_iterable(one.values() for one in maps)
+        _check_values(list(items), wanted.item_type, name, relation)
+    else:
+        _check_numbers(values, wanted)
+
+
+def _check_numbers(values: Sequence[Any], wanted: pa.DataType) -> None:
+    """Refuse numbers that Arrow cuts or takes for something else: 1.5 as an integer, 1e300 as a FLOAT, 5 as a time."""
+    kinds = set(map(type, values)) - {int, bool, type(None)}
+    if pa.types.is_integer(wanted):
+        broken = (v for v in values if isinstance(v, Real) and not float(v).is_integer())
+        if kinds and (odd := next(broken, None)) is not None:
+            raise ValueError(f"{odd} isn't a whole number")
+    elif pa.types.is_float32(wanted):
+        exact = np.array(values, np.float64)
+        with np.errstate(over="ignore"):
+            lost = np.isinf(exact.astype(np.float32)) & ~np.isinf(exact)
+        if lost.any():
+            raise ValueError(f"{exact[lost][0]} is beyond its range")
+    elif pa.types.is_temporal(wanted):
+        number = (v for v in values if isinstance(v, Real))
+        if (odd := next(number, None)) is not None:
+            raise ValueError(f"{odd} is a number; give a datetime, date, time or timedelta")
 
 
 def _holds_struct(kind: pa.DataType) -> bool:
