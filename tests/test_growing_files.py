@@ -19,13 +19,15 @@ pytestmark = pytest.mark.spark
 class Case:
     """A stream over a folder, and a view of its rows."""
 
-    def __init__(self, tmp_path: Path, spark: SparkSession, kind: str = "json") -> None:
+    def __init__(
+        self, tmp_path: Path, spark: SparkSession, kind: str = "json", columns: str = "a BIGINT"
+    ) -> None:
         self.folder = tmp_path / "in"
         self.folder.mkdir()
         self.path = str(tmp_path / "storage")
         self.spark = spark
         self.engine = el.Engine(self.path, spark)
-        self.engine.create_stream("s", "a BIGINT", kind, {"path": str(self.folder)})
+        self.engine.create_stream("s", columns, kind, {"path": str(self.folder)})
         self.engine.view("v", "SELECT a FROM s")
 
     def write(self, name: str, text: str) -> None:
@@ -135,3 +137,42 @@ def test_a_file_that_is_moved_into_the_folder_is_whole(case: Case, tmp_path: Pat
     assert case.rows() == []
     os.rename(hidden, case.folder / "f.json")
     assert case.rows() == [1, 2]
+
+
+@pytest.fixture
+def by_spark(tmp_path: Path, spark: SparkSession) -> Iterator[Case]:
+    """A stream with a column of a type that only Spark's reader has."""
+    made = Case(tmp_path, spark, columns="a BIGINT, d DATE")
+    yield made
+    made.engine.stop()
+
+
+def test_a_file_that_grows_after_spark_has_read_it_is_reported(
+    by_spark: Case, caplog: pytest.LogCaptureFixture
+) -> None:
+    by_spark.write("f 1.json", line(1))
+    by_spark.write("g.json", line(2))
+    assert by_spark.rows() == [1, 2]
+    assert "set_aside" not in by_spark.faults()
+    os.utime(by_spark.folder / "g.json", (1, 1))  # older than it was
+    by_spark.write("f 1.json", line(3))
+    os.utime(by_spark.folder / "f 1.json", (4e9, 4e9))
+    for _ in range(2):
+        assert by_spark.rows() == [1, 2], "Spark reads each file once"
+        assert "f 1.json" in by_spark.faults()
+        assert "g.json" not in by_spark.faults()
+        by_spark.reopen()
+    assert "what was added isn't read" in caplog.text
+    (by_spark.folder / "f 1.json").unlink()
+    assert by_spark.rows() == [1, 2]
+    assert "set_aside" not in by_spark.faults()
+
+
+def test_a_file_on_which_spark_fails_is_named(by_spark: Case) -> None:
+    by_spark.write("a.json", line(1))
+    by_spark.write("b 2.json.gz", "no gzip")
+    with pytest.raises(el.EddylineError, match=r"in/b 2\.json\.gz: .*EOFException") as error:
+        by_spark.engine.advance()
+    assert error.value.condition == "STREAM_FAILED"
+    (by_spark.folder / "b 2.json.gz").unlink()
+    assert by_spark.rows() == [1]

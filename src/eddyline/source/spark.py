@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from glob import glob
+from urllib.parse import unquote
 
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame
@@ -21,6 +24,7 @@ from eddyline.source.log_files import BAD, LOGGED, PLACE, LogTask, in_order
 from eddyline.source.received import given_places
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import LOG, Segment
+from eddyline.source.spark_files_read import FilesRead
 from eddyline.spark.failures import FAILURES, message_of
 from eddyline.spark.jvm import lost_jvm
 from eddyline.spark.plan_trees import elements
@@ -35,8 +39,12 @@ DELETE_CODES = ("-", "d", "-D", "delete", "D")
 REPLACED_CODES = ("-U", "update_preimage")  # the row before an update, whose new one follows
 REJECT = "reject"  # any other code: its row is a dead letter
 
+LOOK_S = 10.0
+"""How often the background run looks for files that have changed since they were read."""
+
 RECORD, FILE = "eddyline record", PLACE[1]  # columns of a malformed record and its file
 
+_READING = re.compile(r"error while reading file (?:file:/*(?=/))?(\S+?)\.?\s")
 _PLACE_SQL = (
     "coalesce(unix_micros(_metadata.file_modification_time), 0L)",
     "coalesce(_metadata.file_path, '')",
@@ -105,6 +113,11 @@ class SparkStream(CopiedSource):
     decoded: bool = False
     placed: bool = False
     query: StreamingQuery | None = field(default=None)
+    _read: FilesRead = field(init=False)
+    _look_at: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self._read = FilesRead(self.name, self.log, self.files.path(self.checkpoint))
 
     @property
     def dead_letters(self) -> DeadLetters | None:
@@ -118,6 +131,7 @@ class SparkStream(CopiedSource):
         with suppress(StreamingQueryException):  # _check raises it
             query.awaitTermination()
         self._check(query)
+        self._read.look()
 
     def follow(self, interval_s: float) -> None:
         """Copy new rows in the background; raise the error that ended an earlier query."""
@@ -126,6 +140,9 @@ class SparkStream(CopiedSource):
             if ended is not None:
                 self._check(ended)
             self.query = self._writer().trigger(processingTime=f"{interval_s} seconds").start()
+        if time.monotonic() >= self._look_at:
+            self._read.look()
+            self._look_at = time.monotonic() + LOOK_S
 
     def stop(self) -> None:
         """Stop the query."""
@@ -217,7 +234,9 @@ class SparkStream(CopiedSource):
         if error is not None:
             failfast = "MALFORMED_RECORD" in str(error)
             way_out = "; with the mode DROPMALFORMED bad records are kept apart" * failfast
-            raise cannot_read(self.name, message_of(error), way_out) from error
+            file = _READING.search(str(error))
+            where = f"{unquote(file[1])}: " if file else ""
+            raise cannot_read(self.name, where + message_of(error), way_out) from error
 
 
 def _operation_sql(column: str, keyed: bool) -> str:
