@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame
 
 import eddyline as el
 from eddyline.api.formats import SINKS
+from eddyline.api.sinks import WAIT_S
 from eddyline.cli import main
 from eddyline.errors import CatalogError, EddylineError, EngineError
 from eddyline.sink.base import Sink, Target, key_of
@@ -606,6 +607,27 @@ def test_a_function_may_stop_the_engine(tmp_path, spark) -> None:
     assert stopped.wait(PATIENCE_S)
     with opened(tmp_path, spark) as again:
         again.advance()
+
+
+def test_a_function_may_run_an_epoch(tmp_path, spark) -> None:
+    engine = opened(tmp_path, spark)
+    table = engine.table("sales", "id BIGINT, item STRING, v DOUBLE", ["id"])
+    view = engine.view("totals", QUERY)
+    seen: list[tuple[int, float]] = []
+
+    def write_more(changes: DataFrame, epoch: int) -> None:
+        begun = time.monotonic()
+        if not seen:
+            table.insert([(2, "coffee", 2.0)])
+            assert engine.advance() > epoch
+        seen.append((epoch, time.monotonic() - begun))
+
+    view.foreach_epoch(write_more, "f")
+    table.insert([(1, "tea", 1.0)])
+    engine.advance()
+    until(lambda: len(seen) == 2)
+    assert seen[0][1] < WAIT_S, "it doesn't wait for its own delivery"
+    engine.stop()
 
 
 def test_a_restored_target_is_told(engine, memory) -> None:

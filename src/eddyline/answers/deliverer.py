@@ -109,9 +109,10 @@ class Deliverer:
     def wait(self, epoch: Epoch, timeout_s: float) -> bool:
         """Wait until the target holds an epoch; return whether it does.
 
-        Returns at once if the target fails, or if deliveries are `interval_s` apart.
+        Returns at once if the target fails, if deliveries are `interval_s` apart, or in the delivery itself: a function may
+        run an epoch.
         """
-        if not self._interval_s:
+        if not self._interval_s and self._thread is not threading.current_thread():
             with self._changed:
                 self._changed.wait_for(
                     lambda: self.epoch >= epoch or self.failures or self._stopping, timeout_s
