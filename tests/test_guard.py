@@ -601,6 +601,39 @@ def test_regions_and_carriers_reach_the_site_or_go_quiet(guarded, tmp_path):
 
 
 @pytest.mark.spark
+def test_who_sleeps_at_this_hour_is_not_quiet(guarded):
+    days = ["2026-02-26", "2026-02-27", "2026-02-28", "2026-03-01"]
+    rows = [(f"{day} 12:00:00", "US", "Gamma", 300) for day in days]  # an hour of four days
+    rows += [(f"{day} 09:00:00", "EU", "Alpha", 60) for day in days]  # never seen at 12 o'clock
+    rows += [(f"{day} 09:00:00", "EU", "Beta, Ltd", 60) for day in days[2:]]  # too new
+    rows += [
+        (f"{day} 12:05:00", "unknown", "unknown", n)
+        for day, n in zip(days[:3], (90, 30, 60), strict=True)
+    ]
+    guarded.engine.execute(
+        "INSERT INTO place_history VALUES "
+        + ", ".join(f"(TIMESTAMP '{at} UTC', '{r}', '{c}', {n})" for at, r, c, n in rows)
+    )
+    guarded.engine.advance()
+    found = guarded.rows("SELECT carrier, learnt_days, usual FROM place_baselines WHERE hour = 12")
+    assert sorted(found) == [
+        ("Alpha", 4, 0.0),
+        ("Gamma", 4, 150.0),  # on three of the days there are two slots
+        ("unknown", 4, 22.5),  # 0, 15, 30, 45
+    ]
+    found = guarded.rows("SELECT carrier, requests, usual, quiet FROM reach ORDER BY carrier")
+    assert [row for row in found if row[0] != "Delta"] == [
+        ("Alpha", 0, 0.0, False),
+        ("Beta, Ltd", 0, found[1][2], True),
+        ("Gamma", 300, 150.0, False),
+        ("unknown", 0, 22.5, True),
+    ]
+    assert found[1][2] >= 20  # the mean of the last minutes
+    assert guarded.engine.verify("place_baselines")
+    assert guarded.engine.verify("reach")
+
+
+@pytest.mark.spark
 def test_files_in_maxminds_format_tell_where_the_networks_are_that_are_seen(guarded, tmp_path):
     config = place_files(tmp_path)
     guard = Guard(guarded.engine, config)  # the networks of lines that are there, too

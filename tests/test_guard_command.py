@@ -18,7 +18,7 @@ from eddyline_apps import guard
 from eddyline_apps.guard.config import load_config
 from eddyline_apps.guard.reading import Line
 from eddyline_apps.guard.running import _Watch, parts_by_time
-from eddyline_apps.guard.service import Admission, Decided, Quiet
+from eddyline_apps.guard.service import Admission, Decided, Guard, Quiet
 from eddyline_apps.guard.verifying import DOMAINS, Verification
 from eddyline_apps.processes import members
 from processes import Child
@@ -127,6 +127,32 @@ def test_programs_get_what_happens_as_events(capsys):
     assert freed == {"event": "freed", "time": time, "target": "192.0.2.9"}
     assert [quiet[name] for name in ("event", "requests", "usual")] == ["quiet", 3, 41.5]
     assert [back[name] for name in ("event", "requests", "usual")] == ["back", 70, None]
+
+
+def test_each_silence_is_told_once_and_ends_when_requests_come():
+    class Reaching(Guard):
+        def __init__(self):
+            self.views, self._quiet = {"reach": None}, set()
+
+        def _rows(self, view, *columns):
+            return self.rows
+
+    one = Reaching()
+
+    def told(*rows):
+        one.rows = [("coast", "Beacon", *row) for row in rows]
+        return [[place.requests for place in places] for places in one.reached()]
+
+    assert told(("60", "60.0", "false")) == [[], []]
+    assert told(("0", "60.0", "true")) == [["0"], []]
+    assert told(("0", "0.0", "false")) == [[], []]  # nobody comes at this hour
+    assert told() == [[], []]
+    assert told(("0", "60.0", "true")) == [[], []]  # still the same silence
+    assert told(("3", "60.0", "true")) == [[], []]
+    assert told(("58", "60.0", "false")) == [[], ["58"]]
+    assert told(("0", "60.0", "true")) == [["0"], []]
+    assert told() == [[], []]
+    assert told(("4", "0.0", "false")) == [[], ["4"]]
 
 
 @pytest.mark.spark

@@ -63,21 +63,36 @@ FROM (
   CROSS JOIN (SELECT coalesce(max(name), 'UTC') AS name FROM zone) z
 );
 
--- Requests in 5 minutes that are usual at an hour of the day: the median of at least three days on which the place was seen then.
+-- The days of which an hour is known since the place was first seen; on those on which it wasn't seen then it made no requests.
+CREATE VIEW place_days AS
+SELECT f.region, f.carrier, d.hour, d.days
+FROM (SELECT region, carrier, min(day) AS first_day FROM place_hours GROUP BY region, carrier) f
+JOIN (
+  SELECT f.day AS first_day, h.hour, count(*) AS days
+  FROM (SELECT DISTINCT day FROM place_hours) f
+  JOIN (SELECT DISTINCT day, hour FROM place_hours) h ON h.day >= f.day
+  GROUP BY f.day, h.hour
+) d ON d.first_day = f.first_day;
+
+-- Requests in 5 minutes that are usual at an hour of the day: the median of its days, if there are at least three. From the
+-- most requests to the least, with 0 after those of the days on which the place was seen, it is in the middle.
 CREATE VIEW place_baselines AS
-SELECT region, carrier, hour, count(*) AS learnt_days, round(median(requests), 1) AS usual
-FROM (
-  SELECT p.region, p.carrier, p.hour, p.requests / s.slots AS requests
+SELECT
+  d.region, d.carrier, d.hour, d.days AS learnt_days,
+  round((coalesce(get(p.most, CAST((d.days - 1) DIV 2 AS INT)), 0) + coalesce(get(p.most, CAST(d.days DIV 2 AS INT)), 0)) / 2, 1) AS usual
+FROM place_days d
+LEFT JOIN (
+  SELECT p.region, p.carrier, p.hour, sort_array(array_agg(p.requests / s.slots), false) AS most
   FROM (SELECT region, carrier, day, hour, sum(requests) AS requests FROM place_hours GROUP BY region, carrier, day, hour) p
   JOIN (SELECT day, hour, count(DISTINCT slot_start) AS slots FROM place_hours GROUP BY day, hour) s
     ON s.day = p.day AND s.hour = p.hour
-)
-GROUP BY region, carrier, hour
-HAVING count(*) >= 3;
+  GROUP BY p.region, p.carrier, p.hour
+) p ON p.region = d.region AND p.carrier = d.carrier AND p.hour = d.hour
+WHERE d.days >= 3;
 
 -- Who reaches the site: the newest window of 5 minutes that is at least half over, beside what is usual at this hour of the
 -- day; until that is known, beside the mean of all earlier windows that are kept. Quiet: less than a tenth of at least 20 requests that are
--- usual; change it to your needs.
+-- usual; change it to your needs. A place that makes no requests is left out where that is usual.
 CREATE VIEW reach AS
 SELECT *, coalesce(usual >= 20 AND requests < 0.1 * usual, false) AS quiet
 FROM (
@@ -112,4 +127,5 @@ FROM (
       CROSS JOIN (SELECT coalesce(max(name), 'UTC') AS name FROM zone) z
     ) n ON n.hour = b.hour
   ) b ON b.region = r.region AND b.carrier = r.carrier
+  WHERE r.region IS NOT NULL OR b.usual > 0
 );

@@ -236,15 +236,22 @@ class Guard:
         return size
 
     def reached(self) -> tuple[list[Quiet], list[Quiet]]:
-        """Return the regions and carriers that have gone quiet, and those that are back, since the last call."""
+        """Return the regions and carriers that have gone quiet, and those that are back, since the last call.
+
+        One is back when its requests are. It is away until then, also at hours at which that is usual.
+        """
         if "reach" not in self.views:
             return [], []
         rows = self._rows("reach", "region", "carrier", "requests", "usual", "quiet")
         found = {row[:2]: Quiet(*row[:4]) for row in rows}
         quiet = {row[:2] for row in rows if row[4].lower() == "true"}
         gone = [found[place] for place in sorted(quiet - self._quiet)]
-        back = [found[place] for place in sorted(self._quiet - quiet) if place in found]
-        self._quiet = quiet
+        back = [
+            found[place]
+            for place in sorted(self._quiet - quiet)
+            if place in found and found[place].requests != "0"
+        ]
+        self._quiet = (self._quiet | quiet) - {one[:2] for one in back}
         return gone, back
 
     # --- the list ---
