@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -99,6 +100,14 @@ def first_session() -> Any:
     sessions = sys.modules.get("pyspark.sql.session")
     first = sessions and sessions.SparkSession._instantiatedSession
     return first if first and first._sc._jsc is not None else None
+
+
+@pytest.fixture
+def own_sigterm() -> Iterator[None]:
+    """Let a command set a handler of SIGTERM until the test ends."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import signal
 import sys
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from eddyline.cli.commands import INTERRUPTED
 from eddyline.cli.output import Output
 from eddyline.errors import DataError, EngineError, StorageError
 from eddyline_apps import guard
@@ -26,6 +28,7 @@ from test_guard import CONFIG, START, line, normal
 from waiting import until
 
 PAGE = (Path(__file__).parents[1] / "docs/guard.md").read_text()
+pytestmark = pytest.mark.usefixtures("own_sigterm")
 
 
 def arguments(*words):
@@ -153,6 +156,40 @@ def test_each_silence_is_told_once_and_ends_when_requests_come():
     assert told(("0", "60.0", "true")) == [["0"], []]
     assert told() == [[], []]
     assert told(("4", "0.0", "false")) == [[], ["4"]]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("moment", ["its JVM starts", "it replays"])
+def test_sigterm_ends_it_before_it_follows(tmp_path, moment):
+    (tmp_path / "guard.yml").write_text(CONFIG)
+    lines = [*normal(40, 0, 9), *(line("192.0.2.9", 12) for _ in range(200))]
+    lines += [line("198.51.0.7", second) for second in range(60, 6000, 30)]
+    (tmp_path / "access.log").write_text("".join(f"{one}\n" for one in lines))
+    (tmp_path / "temporary").mkdir()
+    code = "import sys; from eddyline.cli.commands import main; sys.exit(main())"
+    words = ["--log", tmp_path / "access.log", "--config", tmp_path / "guard.yml"]
+    words += [] if moment == "it replays" else ["--follow"]
+    child = Child(
+        [sys.executable, "-c", code, "guard", *map(str, words)],
+        tmp_path / "errors",
+        TMPDIR=str(tmp_path / "temporary"),
+    )
+
+    def jvm():
+        return [one for one in members(child.process.pid) if one != child.process.pid]
+
+    try:
+        if moment == "it replays":
+            assert any("would block" in text for text in child.process.stdout), child.last_words()
+        else:
+            until(jvm, child.last_words)
+        child.process.send_signal(signal.SIGTERM)
+        assert child.process.wait(60) == INTERRUPTED
+        assert "Traceback" not in child.last_words()
+        assert not list((tmp_path / "temporary").glob("eddyline-guard-*"))
+        until(lambda: members(child.process.pid) == [], child.last_words)
+    finally:
+        child.kill()
 
 
 @pytest.mark.spark

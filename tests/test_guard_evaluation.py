@@ -12,6 +12,8 @@ from eddyline_apps.guard.evaluation import evaluate, read_labels, report
 from test_guard import CONFIG, line, normal
 from test_guard_command import arguments
 
+pytestmark = pytest.mark.usefixtures("own_sigterm")
+
 
 def test_networks_block_their_addresses():
     labels = {"192.0.2.1": True, "192.0.2.9": True, "198.51.100.1": True, "203.0.113.5": False}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import signal
 import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -106,6 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the guard and return the exit code."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     out = Output(args.format)
     by_hand = args.action in (BLOCK, "unblock")
     if by_hand == (args.address is None) or by_hand == (args.reason is None):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 import sys
 import threading
 import time
@@ -49,8 +48,7 @@ _STAMP = re.compile(r"\[(\d\d/\w{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4})\]", re.ASCII
 def follow(
     engine: Engine, guard: Guard, config: Config, logs: Sequence[Path], out: Output = TEXT
 ) -> None:
-    """Read on as the logs grow, until SIGINT or SIGTERM."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Read on as the logs grow, until KeyboardInterrupt."""
     notify(engine, guard, config)
     watch = _Watch(out, dry_run=config.dry_run)
     engine.on_progress(watch.observe)
