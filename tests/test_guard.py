@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import html
+import json
+import re
 import sys
 import tempfile
 from contextlib import contextmanager
@@ -17,9 +20,10 @@ import pytest
 from console_cases import TOKEN, ask
 from dns_server import SILENT, name_server
 from eddyline.errors import DataError, EngineError, ScriptError
-from eddyline_apps import views
+from eddyline_apps import guard, views
 from eddyline_apps.guard import decisions, service
-from eddyline_apps.guard.config import load_config
+from eddyline_apps.guard.config import Notification, load_config
+from eddyline_apps.guard.notifying import sink_name
 from eddyline_apps.guard.placing import SeenNetworks
 from eddyline_apps.guard.reading import Line
 from eddyline_apps.guard.service import Guard
@@ -484,6 +488,41 @@ def test_the_page_shows_what_the_views_hold_and_nothing_else(guarded):
         assert ask(url, f"/guard/evidence?target={quote(EVIL)}")[0] == 400
         status, _, body = ask(url, "/guard/decisions", urlencode(FORM).encode())
         assert (status, b"READ_ONLY" in body) == (403, True)
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("own_sigterm")
+def test_the_page_and_the_command_tell_that_the_list_is_not_delivered(guarded, capsys):
+    from eddyline.sink.outbox import Outage, OutageFile
+
+    name = sink_name(Notification("webhook", {"url": "http://127.0.0.1:1/"}))
+    for one in (name, "others"):
+        guarded.views["blocked"].foreach_epoch(lambda _changes, _epoch: None, one)
+    parser = argparse.ArgumentParser()
+    guard.add_arguments(parser)
+    words = ["list", "--storage", guarded.engine.files.root]
+
+    def listed(*more):
+        assert guard.run(parser.parse_args([*words, *more])) == 0
+        return capsys.readouterr().out
+
+    with console(guarded) as url:
+        assert "delivered" not in page(url, "/guard")
+    assert "delivered" not in listed()
+    for sink in guarded.engine.catalog.sinks:
+        outage = Outage(1_772_452_800_000_000, "SINK_FAILED", f"SINK_FAILED: <b>{sink.name[:6]}")
+        OutageFile(guarded.engine.files, sink.id).write(outage)
+    with console(guarded) as url:
+        text = page(url, "/guard")
+    alerts = re.findall(r'role="alert">(.*?)</p>', text)
+    assert alerts == ["The list isn&#39;t delivered: webhook: SINK_FAILED: &lt;b&gt;guard_"]
+    assert listed().endswith("\nThe list isn't delivered: webhook: SINK_FAILED: <b>guard_\n")
+    assert json.loads(listed("--format", "json").splitlines()[-1]) == {
+        "event": "undelivered", "sink": name, "to": "webhook",
+        "error": "SINK_FAILED: <b>guard_", "since": "2026-03-02T12:00:00+00:00",
+    }  # fmt: skip
+    for one in (name, "others"):
+        guarded.engine.drop("sink", one)
 
 
 @pytest.mark.spark

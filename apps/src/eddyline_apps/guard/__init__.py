@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eddyline.answers.quick import quick_answer
+from eddyline.answers.sinks import sinks_status
 from eddyline.answers.tasks import stored_catalog
+from eddyline.changes import Epoch
 from eddyline.cli.opening import open_catalog
 from eddyline.cli.output import Output, add_format
 from eddyline.cli.text import layout
@@ -25,6 +27,7 @@ from eddyline.storage.lock import in_use
 from eddyline_apps.guard.config import load_config
 from eddyline_apps.guard.decisions import ALLOW, BLOCK, decide, parse_decision
 from eddyline_apps.guard.evaluation import evaluate, read_labels, report
+from eddyline_apps.guard.notifying import undelivered
 
 if TYPE_CHECKING:
     import argparse
@@ -199,6 +202,8 @@ def _by_hand(args: argparse.Namespace, out: Output) -> int:
                 out.say("nobody is blocked")
             else:
                 _list(answer, out)
+            for one in undelivered(sinks_status(files, catalog, Epoch(0))):
+                out.say(one.text, "undelivered", **one._asdict())
             return 0
         action = BLOCK if args.action == BLOCK else ALLOW
         decision = parse_decision(

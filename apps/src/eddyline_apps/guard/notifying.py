@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eddyline_apps.guard.config import FILES, Config, Notification
 from eddyline_apps.guard.lists import ListFile
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from eddyline_apps.guard.service import Guard
 
 PREFIX = "guard_"
-"""How the names of the sinks begin."""
+"""How the names of the sinks begin; then come the kind of the notification and a hash of its options."""
 
 
 def notify(engine: Engine, guard: Guard, config: Config) -> None:
@@ -55,3 +56,36 @@ def sink_name(notification: Notification) -> str:
     """Return a name that is another one if the options are."""
     text = json.dumps([notification.to, dict(notification.options)], sort_keys=True)
     return f"{PREFIX}{notification.to}_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+
+
+class Undelivered(NamedTuple):
+    """A notification that fails.
+
+    Attributes:
+        to: its kind, such as `webhook`.
+        since: when it began, in ISO format.
+    """
+
+    sink: str
+    to: str
+    error: str
+    since: str
+
+    @property
+    def text(self) -> str:
+        """The failure as a line for people."""
+        return f"The list isn't delivered: {self.to}: {self.error}"
+
+
+def undelivered(sinks: Sequence[Mapping[str, Any]]) -> list[Undelivered]:
+    """Return the sinks of the guard that fail, from the status of all."""
+    return [
+        Undelivered(
+            one["sink"],
+            one["sink"].removeprefix(PREFIX).rpartition("_")[0],
+            one["error"],
+            one["failing_since"],
+        )
+        for one in sinks
+        if one["sink"].startswith(PREFIX) and one["state"] == "failing"
+    ]

@@ -13,6 +13,7 @@ from eddyline.console.additions import Addition
 from eddyline.console.observer import Observer
 from eddyline.errors import DataError
 from eddyline_apps.guard.decisions import ALLOW, BLOCK, decide, parse_decision
+from eddyline_apps.guard.notifying import undelivered
 from eddyline_apps.guard.tables import Network, parse_target
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def overview(observer: Observer, request: Request) -> tuple[str, dict[str, Any]]
         "action": ALLOW if asked.get("action") == ALLOW else BLOCK,
         "target": asked.get("target", ""),
         "decided": "decided" in asked,
+        "undelivered": [one.text for one in undelivered(observer.status()["sinks"])],
         "actions": {BLOCK: "Block", ALLOW: "Unblock"},
         "busiest": _list(
             _frame(observer, "busiest").sort(["percent", "target"], descending=[True, False])
