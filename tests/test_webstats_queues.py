@@ -1,6 +1,7 @@
 """Lines of logs that reach the web statistics through a data queue, and through topics of Kafka; also over kills."""
 
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -92,6 +93,15 @@ def test_a_run_is_read_as_it_was_written(tmp_path):
     )
 
 
+def test_files_and_records_are_apart():
+    run = Run(("/a",), ("/q",), "host:9092", ("t",), log_format="combined")
+    settings = run.settings()
+    assert re.findall(r"FROM (\w+)", settings.relation) == ["log_1"]
+    assert re.findall(r"FROM (\w+)", settings.records) == ["log_2", "log_3"]
+    numbers = re.findall(r" \* 3 \+ (\d)", settings.relation + settings.records)
+    assert numbers == ["0", "1", "2"]  # all have numbers of their own
+
+
 def test_only_sites_and_proxies_of_a_storage_change(tmp_path):
     storage, run = tmp_path / "storage", Run(("/a",), log_format="combined", sites=("a.example",))
     store_run(storage, run, None)
@@ -125,7 +135,7 @@ def test_lines_of_a_queue_count_once_beside_those_of_a_log(spark, tmp_path):
         # another process puts lines, too, with the site as key
         code = (
             "import sys\nfrom eddyline.relay.embedded import LogBackend\nfrom eddyline.relay.queue import Producer\n"
-            "Producer(LogBackend(sys.argv[1])).put([sys.argv[2]] * 2, ['www.example.org'] * 2)"
+            "Producer(LogBackend(sys.argv[1])).put([sys.argv[2]] * 2, ['WWW-1'] * 2)"
         )
         subprocess.run([sys.executable, "-c", code, str(folder), get("/three")], check=True)
         assert paths(engine)["/three"] == 2
@@ -133,7 +143,7 @@ def test_lines_of_a_queue_count_once_beside_those_of_a_log(spark, tmp_path):
     with opened(run, storage, spark) as engine:
         assert paths(engine) == Counter(["/log", "/one", "/two", "/three", "/three", "/late"])
         sites = engine.sql("SELECT DISTINCT site FROM requests WHERE path = '/three'").collect()
-        assert [row.site for row in sites] == ["www.example.org"]
+        assert [row.site for row in sites] == ["www-1"]
         (distinct,) = engine.sql("SELECT count(DISTINCT seq) FROM requests").first()
         assert distinct == 6
         assert engine.verify()

@@ -285,6 +285,107 @@ def test_the_site_comes_from_the_file(offline):
     ]  # fmt: skip
 
 
+ROTATED = {
+    "shop-1.log": "shop-1",
+    "shop-2.log.gz": "shop-2",
+    "app.2024.log": "app.2024",
+    "shop.2.log": "shop.2",
+    "shop-12345678.log": "shop-12345678",
+    "10.0.0.1.log": "10.0.0.1",
+    "10.0.0.1.log.1": "10.0.0.1",
+    "10.0.0.1-20260301.log": "10.0.0.1",
+    "access-10.0.0.1.log": "10.0.0.1",
+    "shop-1-access.log.2": "shop-1",
+    "shop.log.2026-03-01": "shop",
+    "shop.log-2026030110.gz": "shop",
+    "shop.log-20260301-1772323200": "shop",
+    "shop-20260327.log": "shop",
+    "Shop.2026-03-27.log.zst": "shop",
+    "shop-2026-03-27-10.log": "shop",
+    "access-20260327.log.gz": "access",
+    "access.1.log": "access",
+    "shop-access.2.log.gz": "shop",
+    "10.0.0.1": "10.0.0.1",
+    "10.0.0.1.gz": "10.0.0.1",
+    "10.0.0.1.2.gz": "10.0.0.1",
+    "access-10.0.0.1": "10.0.0.1",
+    "shop-1": "shop-1",
+    "shop.1": "shop",
+    "shop-20260301.gz": "shop",
+    "app.2024": "app.2024",
+    ".log": "-",
+}
+"""The names of files, and their sites."""
+
+
+@pytest.mark.spark
+def test_of_the_name_of_a_file_only_what_rotation_adds_is_removed(offline):
+    files = [f"/var/log/{name}" for name in ROTATED]
+    settings = Settings(COMBINED, "file")
+    found = offline(
+        [line()] * len(files), "SELECT site FROM requests ORDER BY seq", settings, files
+    )
+    assert dict(zip(ROTATED, (site for (site,) in found), strict=True)) == ROTATED
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("pattern", "sites"),
+    [
+        (
+            "/l/{site}/access.log",
+            {
+                "/l/Shop-1/access-20260327.log.gz": "shop-1",
+                "/l/shop/access.2026-03-27.log": "shop",
+                "/l/shop/access.2.log.gz": "shop",
+                "/l/shop/access.log-20260327": "shop",
+                "/l/shop/access2.log": "-",
+            },
+        ),
+        (
+            "/l/{site}.log",
+            {
+                "/l/shop-1.log": "shop-1",
+                "/l/shop-1-20260327.log.1": "shop-1",
+                "/l/10.0.0.1.log": "10.0.0.1",
+            },
+        ),
+        (
+            "/l/{site}",
+            {"/l/10.0.0.1": "10.0.0.1", "/l/shop-1": "shop-1", "/l/shop-1-20260327.gz": "shop-1"},
+        ),
+    ],
+)
+def test_a_pattern_finds_the_site_of_rotated_files(pattern, sites, offline):
+    settings = Settings(COMBINED, pattern)
+    query = "SELECT site FROM requests ORDER BY seq"
+    found = offline([line()] * len(sites), query, settings, list(sites))
+    assert dict(zip(sites, (site for (site,) in found), strict=True)) == sites
+
+
+@pytest.mark.spark
+def test_a_site_of_a_pattern_has_its_zone(offline):
+    settings = Settings(COMBINED, "/l/{site}.log", {"shop.example": "Europe/Berlin"})
+    lines = [at("01/Aug/1995", "20:30:00")]
+    found = offline(
+        lines, "SELECT site, CAST(day AS STRING) FROM requests", settings, ["/l/Shop.Example.log"]
+    )
+    assert found == [("shop.example", "1995-08-02")]
+
+
+@pytest.mark.spark
+def test_the_key_of_a_record_is_the_site_as_it_is(offline):
+    keys = ["shop-1", "Shop-2", "192.0.2.1", "access-www", "www-20260301", "a/b.log.gz", ""]
+    query = "SELECT site FROM requests ORDER BY seq"
+    lines = [line()] * len(keys)
+    settings = Settings(COMBINED, "file", relation="", records=INPUT)
+    found = [site for (site,) in offline(lines, query, settings, keys)]
+    assert found == [*(key.lower() for key in keys[:-1]), "-"]
+    settings = Settings(COMBINED, "access-{site}", relation="", records=INPUT)
+    found = offline(lines[:3], query, settings, ["access-Shop-1", "access-10.0.0.1", "shop"])
+    assert [site for (site,) in found] == ["shop-1", "10.0.0.1", "-"]
+
+
 @pytest.mark.spark
 def test_beacons_have_the_place_that_they_were_stored_with(offline, tmp_path):
     beacon = {

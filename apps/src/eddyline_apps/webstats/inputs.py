@@ -88,17 +88,26 @@ class Run:
     def settings(self) -> Settings:
         """Return how lines are parsed."""
         lines = self.lines
-        parts = []
+        files: list[str] = []
+        records: list[str] = []
         for place, (stream, kind, _) in enumerate(lines):
             if kind == KAFKA:
                 line, number, file = RECORD, f"(offset * {PARTITIONS} + partition)", "topic"
             else:
                 line, number, file = "value", "line", "file"
             part = f"SELECT {line} AS line, {number} * {len(lines)} + {place} AS seq, {file} AS file FROM {stream}"
+            parts = files if kind == TAIL else records
             parts.append(f"{part} WHERE value IS NOT NULL" if kind == KAFKA else part)
         beacons = f"(SELECT value AS line, line AS seq, file FROM {BEACONS})" if self.sites else ""
         log_format = named(self.log_format) if self.log_format else COMBINED
-        return Settings(log_format, self.site_from, dict(self.zones), _union(parts), beacons)
+        return Settings(
+            log_format,
+            self.site_from,
+            dict(self.zones),
+            _union(files),
+            _union(records),
+            beacons,
+        )
 
 
 def _union(parts: Iterable[str]) -> str:

@@ -25,8 +25,16 @@ SCHEMA = "line STRING, seq BIGINT, file STRING"
 
 KEY_FILE = "webstats-secret"
 HOST, FILE = "host", "file"
-COMPRESSED = rf"\.(?:{'|'.join(end[1:] for end in READABLE)})"
-"""A regular expression of the ends of compressed files, such as `.gz`."""
+_COMPRESSED = rf"(?:\.(?:{'|'.join(end[1:] for end in READABLE)}))?"
+_MONTH, _DAY = "(?:0[1-9]|1[0-2])", "(?:0[1-9]|[12][0-9]|3[01])"
+_DATE = rf"(?:[-._](?:19|20)[0-9]{{2}}(?:{_MONTH}{_DAY}|-{_MONTH}-{_DAY})(?:[-_.:Tt]?[0-9]{{2}}){{0,5}})?"
+_NUMBER = r"(?:\.[0-9]{1,3})?"
+_LOG = r"\.log"
+_AFTER_LOG = rf"{_DATE}(?:[-.][0-9]+)*{_COMPRESSED}$"
+"""Regular expressions of what rotation adds to names: `.gz`; a date, perhaps with a time; a number; all of it after
+`.log`. Each may be missing. Names without `.log` have at most `_DATE`, `_NUMBER` and `_COMPRESSED`."""
+_IPV4 = r"(?:[^/]*[-_])?[0-9]{1,3}(?:\.[0-9]{1,3}){3}"
+"""A name that is or ends in an address, whose last number isn't one of rotation."""
 SITE = "{site}"
 PROGRAM = "{is_program}"
 
@@ -38,11 +46,13 @@ class Settings:
     Attributes:
         log_format: the format of its lines.
         site_from: `host`: the virtual host that a line names; `file`: the name of the file without
-            `.log`, `access` and what rotation appends; else a path with `{site}` in the place of the site.
+            `.log`, `access` and what rotation adds; else a path with `{site}` in the place of the site.
         zones: time zones of sites, such as `Europe/Berlin`; that of the key `""` is for all others.
             Without one a day is that of the log's clock.
         relation: what holds the lines, with the columns of `SCHEMA`: a name, or a SELECT in parentheses;
             empty: there are none.
+        records: the same for lines whose `file` is the key or the topic of a record, which nothing rotates: with
+            `file` it is the site as it is.
         beacons: the same for the beacons of the page script, whose format and site are their own.
     """
 
@@ -50,6 +60,7 @@ class Settings:
     site_from: str = HOST
     zones: Mapping[str, str] = field(default_factory=dict)
     relation: str = INPUT
+    records: str = ""
     beacons: str = ""
 
 
@@ -87,7 +98,8 @@ def _parsed(settings: Settings) -> str:
         zone = f"CASE site{cases} ELSE {other} END" if own else other
     parts = []
     for relation, log_format, site in (
-        (settings.relation, settings.log_format, _site(settings.site_from)),
+        (settings.relation, settings.log_format, _site(settings.site_from, rotated=True)),
+        (settings.records, settings.log_format, _site(settings.site_from, rotated=False)),
         (settings.beacons, BEACON, "site"),
     ):
         if relation:
@@ -97,13 +109,16 @@ def _parsed(settings: Settings) -> str:
     return f"SELECT * EXCEPT (zone), {zone} AS zone\nFROM ({lines})"
 
 
-def _site(site_from: str) -> str:
+def _site(site_from: str, *, rotated: bool) -> str:
+    """Return the SQL expression of the site of a line.
+
+    Args:
+        rotated: `file` is the path of a file that may have been rotated; else it is a text as it is.
+    """
     if site_from == HOST:
         return "site"
     if site_from == FILE:
-        name = r"regexp_extract(lower(file), r'([^/]*)$', 1)"
-        plain = rf"regexp_replace({name}, r'(?:\.log|[-.]\d+|{COMPRESSED})+$', '')"
-        site = rf"regexp_replace({plain}, r'^access[-_.]|[-_.]access$', '')"
+        site = _site_of_name() if rotated else "lower(file)"
     else:
         before, found, after = site_from.partition(SITE)
         if not found or SITE in after:
@@ -112,10 +127,30 @@ def _site(site_from: str) -> str:
                 condition="LOG_FORMAT_UNKNOWN",
                 hint="give host, file, or a path with {site} in it, such as /var/log/{site}/access.log",
             )
-        rotated = rf"(?:[-.]\d+)*(?:{COMPRESSED})?$"
-        pattern = f"{_regex(before)}([^/]+?){_regex(after)}{rotated}"
-        site = f"regexp_extract(file, r'{pattern}', 1)"
+        rest = _rotated(after) if rotated else f"{_regex(after)}$"
+        pattern = f"{_regex(before)}({_IPV4}|[^/]+?){rest}"
+        site = f"lower(regexp_extract(file, r'{pattern}', 1))"
     return f"coalesce(nullif({site}, ''), '-')"
+
+
+def _site_of_name() -> str:
+    name = r"regexp_extract(lower(file), r'([^/]*)$', 1)"
+    # `access.1.log` is rotated, `10.0.0.1.log` isn't
+    before_log = rf"{_DATE}(?:(?<=access){_NUMBER})?{_LOG}{_AFTER_LOG}"
+    without_log = f"{_DATE}{_NUMBER}{_COMPRESSED}$"
+    plain = f"regexp_extract({name}, r'^({_IPV4}|.*?)(?:{before_log}|{without_log})', 1)"
+    return f"regexp_replace({plain}, r'^access[-_.]|[-_.]access$', '')"
+
+
+def _rotated(after: str) -> str:
+    """Return the regular expression of the end of a pattern, with what rotation adds."""
+    if not after:
+        return f"{_DATE}{_NUMBER}{_COMPRESSED}$"
+    name = after.removesuffix(".log")
+    if name == after:
+        return f"{_regex(after)}{_AFTER_LOG}"
+    number = _NUMBER if name else ""  # it may belong to the site
+    return f"{_regex(name)}{_DATE}{number}{_LOG}{_AFTER_LOG}"
 
 
 def _regex(text: str) -> str:
