@@ -175,6 +175,9 @@ def test_exports_are_csv_that_no_spreadsheet_computes(engine, url):
     "path",
     [
         "/webstats?day=x",
+        "/webstats?day=0001-01-01",  # there is no day before
+        "/webstats/curve?by=minute&day=0001-01-01",
+        "/webstats/curve?by=hour&day=0001-01-01",
         "/webstats/curve?by=year",
         "/webstats/export?what=requests",
         f"/webstats?day={quote(EVIL)}",

@@ -265,13 +265,17 @@ def _origin(referrer: object) -> str | None:
     Example:
         >>> _origin("https://user@Example.org:8080/search?q=secret"), _origin("about:blank")
         ('https://example.org', None)
+        >>> _origin("http://[2001:DB8::1]:80/x")
+        'http://[2001:db8::1]'
     """
     try:
         parts = urlsplit(referrer if isinstance(referrer, str) else "")
         host = parts.hostname
     except ValueError:
         return None
-    return f"{parts.scheme}://{_text(host)}" if parts.scheme in ("http", "https") and host else None
+    if parts.scheme not in ("http", "https") or not host:
+        return None
+    return f"{parts.scheme}://[{_text(host)}]" if ":" in host else f"{parts.scheme}://{_text(host)}"
 
 
 def _text(text: str) -> str:

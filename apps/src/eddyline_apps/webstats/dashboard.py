@@ -172,9 +172,11 @@ def _day(request: Request) -> date | None:
     if not text:
         return None
     try:
-        return date.fromisoformat(text)
-    except ValueError as error:
+        day = date.fromisoformat(text)
+        day - timedelta(days=1)  # is shown, too
+    except (ValueError, OverflowError) as error:
         raise _wrong("day", text, "a day such as 2026-01-31") from error
+    return day
 
 
 def _wrong(name: str, text: str, given: str) -> DataError:

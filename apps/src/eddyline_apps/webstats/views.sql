@@ -26,7 +26,7 @@ local AS (
       timestampadd(MICROSECOND, unix_micros(ts), TIMESTAMP_NTZ '1970-01-01 00:00:00')) AS clock,
     coalesce(cookie, concat_ws(' ', host, user, agent)) AS client,
     lower(coalesce(agent, '')) AS ua,
-    regexp_extract(lower(referer), r'^https?://(?:[^/?#@]*+@)?([^/:?#@]+)', 1) AS origin,
+    regexp_extract(lower(referer), r'^https?://(?:[^/?#@]*+@)?(\[[^\]/?#@]*\]|[^\[/:?#@][^/:?#@]*)', 1) AS origin,
     webstats_place(CASE WHEN country IS NULL AND carrier IS NULL THEN host END, seq) AS place
   FROM parsed_lines
   WHERE ts IS NOT NULL
@@ -40,7 +40,7 @@ SELECT
   second,
   method IN ('GET', 'POST')
     AND status BETWEEN 1 AND 399
-    AND NOT regexp_like(path, r'(?i)^[^?]*\.(gif|jpe?g|png|bmp|ico|xbm|svg|webp|css|js|map|ttf|woff2?|eot|swf|mpe?g|mp[34]|avi|wav|pdf|zip|t?gz)(\?|$)')
+    AND NOT regexp_like(path, r'(?i)^[^?]*\.(gif|jpe?g|png|bmp|ico|xbm|svg|webp|avif|heic|jxl|css|m?js|map|wasm|webmanifest|[ot]tf|woff2?|eot|swf|mpe?g|mp[34]|m4[av]|m3u8|ts|webm|mov|avi|wav|ogg|opus|flac|pdf|zip|t?gz|tar|bz2|xz|zst|7z|rar|deb|rpm|apk|dmg|iso|exe)(\?|$)')
     AS is_page,
   method,
   left(path, 2000) AS path,
