@@ -40,7 +40,7 @@ SELECT
   second,
   method IN ('GET', 'POST')
     AND status BETWEEN 1 AND 399
-    AND NOT regexp_like(path, r'(?i)^[^?]*\.(gif|jpe?g|png|bmp|ico|xbm|svg|webp|avif|heic|jxl|css|m?js|map|wasm|webmanifest|[ot]tf|woff2?|eot|swf|mpe?g|mp[34]|m4[av]|m3u8|ts|webm|mov|avi|wav|ogg|opus|flac|pdf|zip|t?gz|tar|bz2|xz|zst|7z|rar|deb|rpm|apk|dmg|iso|exe)(\?|$)')
+    AND NOT regexp_like(path, r'(?i)^[^?]*\.(gif|jpe?g|png|bmp|ico|xbm|svg|webp|avif|heic|jxl|css|m?js|map|wasm|webmanifest|[ot]tf|woff2?|eot|swf|mpe?g|mp[34]|m4[av]|m3u8|ts|webm|mov|avi|wav|ogg|opus|flac|pdf|zip|t?gz|tar|bz2|xz|zst|7z|rar)(\?|$)')
     AS is_page,
   method,
   left(path, 2000) AS path,
