@@ -32,10 +32,9 @@ class FilesRead:
 
     def __init__(self, stream: str, log: RedoLog, checkpoint: str) -> None:
         self._stream, self._log, self._checkpoint = stream, log, checkpoint
-        self._times: dict[
-            str, int
-        ] = {}  # when each file was changed before it was read, in milliseconds
-        self._batches: set[str] = set()  # the files of Spark's log that were read
+        # by path when a file was last changed, as Spark saw it, in milliseconds since 1970
+        self._times: dict[str, int] = {}
+        self._batches: set[Path] = set()  # the files of Spark's log at the last look
         self._faults: dict[str, dict[str, Any]] | None = None  # None: not read yet
 
     def look(self) -> None:
@@ -57,24 +56,15 @@ class FilesRead:
             with suppress(OSError):  # it is gone
                 status = os.stat(path)
                 if status.st_mtime_ns // 1_000_000 > time_ms:
-                    yield (
-                        path,
-                        {
-                            "size": status.st_size,
-                            "modified": status.st_mtime_ns,
-                            "fault": _CHANGED,
-                        },
-                    )
+                    now = {"size": status.st_size, "modified": status.st_mtime_ns}
+                    yield path, {**now, "fault": _CHANGED}
 
     def _new_entries(self) -> Iterator[tuple[str, int]]:
         """Yield the files that were read since the last look, and the times of their last change until then."""
-        for batch in sorted(Path(self._checkpoint).glob("sources/*/[0-9]*")):
-            if str(batch) in self._batches:
-                continue
-            self._batches.add(str(batch))
-            with suppress(
-                OSError, ValueError
-            ):  # compacted meanwhile; a log of another kind of source
+        before, self._batches = self._batches, set(Path(self._checkpoint).glob("sources/*/[0-9]*"))
+        for batch in self._batches - before:
+            # compacted meanwhile; a log of another kind of source
+            with suppress(OSError, ValueError):
                 for line in batch.read_text(encoding="utf-8").splitlines()[1:]:
                     entry = json.loads(line)
                     if not (isinstance(entry, dict) and entry.keys() >= {"path", "timestamp"}):
