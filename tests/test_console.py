@@ -482,6 +482,12 @@ def test_the_description_names_every_path(url):
             assert ask(url, asked)[0] in ((200, 204) if there else (404,)), path
         if "post" in methods and path != "/api/query":
             assert error_of(ask(url, asked, b"")) == (403, "READ_ONLY"), path
+    (query,) = [
+        one
+        for one in described["paths"]["/api/query/answer.{kind}"]["get"]["parameters"]
+        if one["in"] == "query"
+    ]
+    assert (query["name"], query["required"]) == ("sql", True)
     named = set(described["paths"])
     assert {"/metrics", "/api/query", "/api/views/{name}/changes"} <= named
     assert {"/api/views/{name}/verify", "/api/deadletters/{source}/all/drop"} <= named

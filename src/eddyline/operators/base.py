@@ -62,8 +62,6 @@ class Timed(Operator):
     each operator whether it is one, which takes 17 microseconds with a protocol.
     """
 
-    __slots__ = ()
-
     @abstractmethod
     def limited(self, bound: int | None) -> Operator:
         """Return the operator for an epoch in which times below the bound have passed."""
