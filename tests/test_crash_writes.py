@@ -18,9 +18,9 @@ from eddyline.testing import FaultyFiles
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 KINDS = [
-    ("crash", "any", 6),  # the process is as good as dead: the storage is opened again
-    ("fail", "any", 5),  # a passing fault: the same engine goes on
-    ("kill", "worker", 4),  # one of Spark's Python workers dies: the same engine goes on
+    ("crash", "any", 4),  # the process is as good as dead: the storage is opened again
+    ("fail", "any", 3),  # a passing fault: the same engine goes on
+    ("kill", "worker", 3),  # one of Spark's Python workers dies: the same engine goes on
 ]
 
 STRIDE = int(os.environ.get("EDDYLINE_STRIDE", "4"))

@@ -66,7 +66,9 @@ def views(t: DataFrame) -> dict[str, DataFrame]:
     }
 
 
-@pytest.mark.parametrize("hash_bits", [64, 2], ids=["", "keys collide"])
+@pytest.mark.parametrize(
+    "hash_bits", [64, pytest.param(2, marks=pytest.mark.slow)], ids=["", "keys collide"]
+)
 def test_functions_of_groups_equal_offline(
     tmp_path: Path, spark: SparkSession, hash_bits: int
 ) -> None:

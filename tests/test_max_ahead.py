@@ -185,7 +185,7 @@ def test_one_row_of_the_year_2999_makes_no_later_row_late(
     assert fed.engine.verify(), str(fed.engine.verify())
 
 
-@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(s, marks=pytest.mark.slow) for s in (3, 4))])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(s, marks=pytest.mark.slow) for s in (2, 3, 4))])
 def test_live_equals_offline_on_the_accepted_rows_after_every_epoch(fed: Fed, seed: int) -> None:
     chance = random.Random(seed)
     for name, query in VIEWS.items():

@@ -141,7 +141,7 @@ def test_what_isnt_committed_is_gone_after_a_restart(
     again.engine.stop()
 
 
-@pytest.mark.parametrize("reopened", [True, False])
+@pytest.mark.parametrize("reopened", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_fault_at_each_write_of_a_commit_loses_nothing(
     load: Load,
     tmp_path: Path,

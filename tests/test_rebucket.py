@@ -76,7 +76,7 @@ def change(engine: Engine) -> None:
     engine.advance()
 
 
-@pytest.mark.parametrize("steps", [(5, 2), (1, 7)])
+@pytest.mark.parametrize("steps", [(5, 2), pytest.param((1, 7), marks=pytest.mark.slow)])
 def test_rows_stay_and_later_epochs_are_right(tmp_path: Path, steps: tuple[int, ...]) -> None:
     with filled(tmp_path / "s") as engine:
         assert engine.status()["buckets"] == 2

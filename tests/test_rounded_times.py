@@ -64,7 +64,7 @@ def roundings(engine: Engine, view: str) -> set[tuple[int, int]]:
     return {(one.step, one.start) for leaf in leaves for one in leaf.rounded}
 
 
-@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
+@pytest.mark.parametrize("zone", [pytest.param("UTC", marks=pytest.mark.slow), "Europe/Berlin"])
 def test_views_equal_offline_through_inserts_and_deletes(tmp_path, spark, zone, monkeypatch):
     session, source = spark.newSession(), random.Random(7)
     session.conf.set("spark.sql.session.timeZone", zone)

@@ -36,7 +36,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Itera
 
 
 @given(changes=CHANGES)
-@settings(EPOCHS, max_examples=3)
+@settings(EPOCHS, max_examples=2)
 def test_both_lanes_equal_offline_and_write_the_same_state(pair: list[Twins], changes) -> None:
     for twins in pair:
         twins.change(changes)

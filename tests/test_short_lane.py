@@ -70,7 +70,7 @@ def state(engine: el.Engine) -> dict[tuple[str, int], list[str]]:
 
 
 @given(changes=CHANGES)
-@settings(EPOCHS, max_examples=4)
+@settings(EPOCHS, max_examples=2)
 def test_both_lanes_write_the_same_state(pair: list[Twins], changes) -> None:
     for twins in pair:
         twins.change(changes)

@@ -50,7 +50,10 @@ def made_up():
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("name", ["made up", "nasa_19950801_fullday", "elastic_apache"])
+@pytest.mark.parametrize(
+    "name",
+    ["made up", pytest.param("nasa_19950801_fullday", marks=pytest.mark.slow), "elastic_apache"],
+)
 def test_goaccess_counts_the_same(name, offline, tmp_path):  # noqa: F811
     if GOACCESS is None:
         pytest.skip("GoAccess is not installed: `make goaccess` fetches it from apt")
