@@ -544,6 +544,11 @@ def test_what_cannot_be_is_refused(opened: Callable[..., Load]) -> None:
         engine.pipeline("q", queue, tuple_rows=0)
     with pytest.raises(EngineError, match="whole number"):
         engine.pipeline("q", queue, lanes=1.5)  # type: ignore[arg-type]
+    lock = threading.Lock()
+    with pytest.raises(EngineError, match=r"bolt locked can't be sent .*_thread\.lock") as refused:
+        engine.pipeline("q", queue).bolt(lambda _: lock.locked(), "locked").into("t", "n INT")
+    assert refused.value.condition == "BAD_BOLT"
+    assert [item["name"] for item in engine.status()["pipelines"]] == ["p"]
     with pytest.raises(CatalogError, match="another definition"):
         engine.pipeline("p", queue).bolt(number).into("s", "n STRING")
     with pytest.raises(CatalogError, match="another definition"):  # one pipeline feeds a stream

@@ -116,6 +116,22 @@ def test_large_records_are_read_a_few_at_a_time(tmp_path, monkeypatch):
     queue.close()
 
 
+def test_large_records_are_read_a_few_at_a_time_in_any_backend(queue, monkeypatch):
+    for i in range(9):
+        queue.put([f"{i}".ljust(1000)])
+    queue.put(["large".ljust(5000)] * 3)
+    monkeypatch.setattr("eddyline.relay.queue.READ_BYTES_MAX", 3000)
+    batches, found = [], []
+    while read := queue.read(100):
+        batches.append(read[0].rows)
+        found += [value[:5].strip() for value in read[1]["payload"].to_pylist()]
+        queue.settle(read[0])
+        queue.commit()
+    assert found == [f"{i}".encode() for i in range(9)] + [b"large"] * 3
+    assert max(batches) == 3
+    assert batches[-1] == 3, "what was put at once fits into no limit"
+
+
 def test_texts_and_bytes_may_be_mixed(queue):
     queue.put(["a", b"\xff", bytearray(b"c"), "ä"])
     assert queue.read(9)[1]["payload"].to_pylist() == [b"a", b"\xff", b"c", "ä".encode()]

@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -18,6 +19,7 @@ SCHEMA = pa.schema(
         ("i", pa.int32()),
         ("f", pa.float32()),
         ("t", pa.timestamp("us", "UTC")),
+        ("d", pa.date32()),
         ("l", pa.list_(pa.int32())),
         ("m", pa.map_(pa.string(), pa.int32())),
         ("s", pa.struct([("x", pa.list_(pa.struct([("y", pa.int64())])))])),
@@ -37,6 +39,9 @@ def stored(column: str, value: Any) -> Any:
         ("i", 2.0, 2),
         ("i", np.int64(3), 3),
         ("i", None, None),
+        ("i", pd.NA, None),
+        ("t", pd.NaT, None),
+        ("d", pd.NaT, None),
         ("f", 1, 1.0),
         ("f", float("inf"), float("inf")),
         ("f", 1e-60, 0.0),
@@ -67,6 +72,7 @@ def test_what_fits_is_stored(column: str, value: Any, wanted: Any) -> None:
         ("t", 1.7e9),
         ("t", np.datetime64("2026-01-31")),
         ("l", [1.7, 2]),
+        ("l", [1, pd.NA]),
         ("m", {"k": 1.5}),
         ("s", {"x": [{"y": 0.5}]}),
     ],

@@ -80,7 +80,7 @@ CONDITIONS: dict[str, Condition] = {
     "UNKNOWN_COLUMN": Condition(USER, False, "A named column doesn't exist. The hint lists the columns."),
     "UPSTREAM_PAUSED": Condition(USER, False, "The view reads a paused view. Resume that one first."),
     # options and streams
-    "BAD_BOLT": Condition(USER, False, "A bolt is not a function, or is of two kinds at once. Give a function of one kind."),
+    "BAD_BOLT": Condition(USER, False, "A bolt is not a function, is of two kinds at once, or can't be sent to Spark's workers. Give a function of one kind, which opens connections itself."),
     "BAD_DEFAULT": Condition(USER, False, "A column can't have this DEFAULT: it isn't a constant expression of the column's type. The message says why."),
     "BAD_OPTION": Condition(USER, False, "A setting or argument has a value that isn't allowed. The hint says what is."),
     "BAD_SCHEMA": Condition(USER, False, "A list of columns can't be read. Write it like `id BIGINT, name STRING`."),

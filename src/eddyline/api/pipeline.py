@@ -17,6 +17,7 @@ from eddyline.arguments import check_choice, checked
 from eddyline.catalog.entries import PIPELINE
 from eddyline.errors import EngineError
 from eddyline.pipelines.batches import PipelineSettings
+from eddyline.pipelines.waves import check_bolts
 from eddyline.relay.account import Account
 from eddyline.relay.bolts import CONCURRENCY, MAX_ATTEMPTS, RETRY_DELAY_S, TTL_S, Bolt
 from eddyline.relay.queue import DataQueue
@@ -160,7 +161,8 @@ class Pipeline:
             options: as for `engine.stream`.
 
         Raises:
-            EngineError: BAD_OPTION: there is no bolt, or the stream has no columns. QUEUE_IN_USE: another pipeline
+            EngineError: BAD_OPTION: there is no bolt, or the stream has no columns. BAD_BOLT: Spark can't send a bolt to
+                its workers. QUEUE_IN_USE: another pipeline
                 reads the queue. STORAGE_IN_USE: another engine writes to the storage, or this one is stopped or
                 only reads.
             CatalogError: NAME_TAKEN: a name is taken by something else. UNKNOWN_COLUMN: the key isn't one of columns.
@@ -180,6 +182,7 @@ class Pipeline:
                 condition="BAD_OPTION",
                 hint='write .into("name", "column TYPE, ..."), or .into(function)',
             )
+        check_bolts(self.bolts)
         draft = None
         if target is not None and schema is not None:
             # PIPELINE: so that nothing else writes it

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark import TaskContext
+from pyspark import TaskContext, cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from eddyline.errors import EngineError
 from eddyline.pipelines.outcomes import PipelineFiles
 from eddyline.relay.acker import Ackers
-from eddyline.relay.bolts import BoltChain
+from eddyline.relay.bolts import Bolt, BoltChain
 from eddyline.relay.flow import FlowControl, Sending
 from eddyline.relay.keys import key_codes
 from eddyline.relay.lane import (
@@ -328,6 +328,20 @@ def _suspects(records: pa.Table, tuples: Sequence[Tuple]) -> dict[int, Tuple]:
 
 def _is_worker_death(error: BaseException) -> bool:
     return isinstance(error, EngineError) and error.condition == WORKER_DIED
+
+
+def check_bolts(bolts: Iterable[Bolt]) -> None:
+    """Raise EngineError (BAD_BOLT) for a bolt that Spark can't send to its workers."""
+    for bolt in bolts:
+        try:
+            cloudpickle.dumps(bolt.function)
+        except Exception as error:  # of whatever the function refers to
+            raise EngineError(
+                f"bolt {bolt.name} can't be sent to Spark's workers: {error}",
+                condition="BAD_BOLT",
+                bolt=bolt.name,
+                hint="open connections and make locks within the function, at its first call",
+            ) from error
 
 
 def _job_error(name: str, error: Exception) -> EngineError:

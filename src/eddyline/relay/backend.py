@@ -142,7 +142,7 @@ class Backend(Protocol):
             start: position of the first row.
             rows_max: maximum number of rows.
             before_ms: only count rows that were written up to that time; None counts all.
-            bytes_max: about how many bytes the rows may have; None for any number. Topics don't tell theirs.
+            bytes_max: about how many bytes the rows may have; None for any number.
         """
         ...
 

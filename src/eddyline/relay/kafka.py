@@ -190,7 +190,8 @@ class KafkaBackend:
         with kafka_errors(self.app):
             if queue not in self._readers:
                 self._readers[queue] = TopicReader(self._consumer(), self._topic(queue))
-            return self._readers[queue].measure(start, self._ends(queue), rows_max, before_ms)
+            limits = (rows_max, before_ms, bytes_max)
+            return self._readers[queue].measure(start, self._ends(queue), *limits)
 
     def expired(self, span: RowRange) -> dict[str, int]:
         topic, reader = self._topic(span.queue), self._readers[span.queue]

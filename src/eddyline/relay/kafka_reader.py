@@ -42,7 +42,12 @@ class TopicReader:
     gaps: list[tuple[int, int, int]] = field(default_factory=list)
 
     def measure(
-        self, start: Position, ends: Position, rows_max: int, before_ms: int | None
+        self,
+        start: Position,
+        ends: Position,
+        rows_max: int,
+        before_ms: int | None,
+        bytes_max: int | None,
     ) -> tuple[Position, int]:
         """Return the end and the number of the next rows from `start`; see `Backend.measure`.
 
@@ -51,10 +56,11 @@ class TopicReader:
             ends: the position after the last committed row.
             rows_max: maximum number of rows.
             before_ms: only count rows that were written up to that time; None counts all.
+            bytes_max: no message is added to so many bytes of messages; None for any number.
         """
         self._seek(start)
-        position, rows, used = list(start), 0, 0
-        while rows < rows_max:
+        position, rows, used, size = list(start), 0, 0, 0
+        while rows < rows_max and (bytes_max is None or size < bytes_max):
             if used == len(self.fetched) and not self._fetch_more(ends):
                 # Only markers of transactions may follow: skip them.
                 position = [
@@ -72,7 +78,7 @@ class TopicReader:
             position[partition] = (
                 row_number(offset + 1) if count == left else row_number(offset) + skipped + count
             )
-            rows, used = rows + count, used + 1
+            rows, used, size = rows + count, used + 1, size + len(message.value)
         end = tuple(position)
         if rows:
             # A batch reads the last measured span; earlier ones were only looked at.

@@ -20,6 +20,9 @@ from eddyline.source.row_rules import RowRules, filled
 from eddyline.spark.failures import query_errors
 from eddyline.spark.schema import to_arrow
 
+_MISSING = {type(pd.NA), type(pd.NaT)}
+"""What pandas has for null besides None. A NaN stays one."""
+
 Rows: TypeAlias = Iterable[Mapping[str, Any] | Sequence[Any]] | pa.Table | pd.DataFrame | DataFrame
 
 
@@ -36,7 +39,7 @@ def as_arrow(
 
     Args:
         rows: all dicts or all tuples in the order of the columns, an Arrow table, a pandas or Spark DataFrame
-            (matched by name). Missing columns have their default, or are null.
+            (matched by name). Missing columns have their default, or are null, as are pandas' NA and NaT.
         schema: columns and types of the result.
         relation: name of the table, for errors.
         zone: time zone of datetimes without one.
@@ -143,6 +146,8 @@ def _from_python(
 
 
 def _array(values: list[Any], field: pa.Field, relation: str, zone: str) -> pa.Array:
+    if _MISSING & set(map(type, values)):
+        values = [None if type(value) in _MISSING else value for value in values]
     if pa.types.is_timestamp(field.type) and field.type.tz is not None:
         local = ZoneInfo(zone)
         values = [
@@ -255,6 +260,8 @@ def _check_values(values: Sequence[Any], wanted: pa.DataType, name: str, relatio
 def _check_numbers(values: Sequence[Any], wanted: pa.DataType) -> None:
     """Refuse numbers that Arrow cuts or takes for something else: 1.5 as an integer, 1e300 as a FLOAT, 5 as a time."""
     kinds = set(map(type, values)) - {int, bool, type(None)}
+    if kinds & _MISSING:  # of which Arrow makes a date of the year 1
+        raise ValueError("pandas' NA or NaT stands within it; give None")
     if pa.types.is_integer(wanted):
         broken = (v for v in values if isinstance(v, Real) and not float(v).is_integer())
         if kinds and (odd := next(broken, None)) is not None:
