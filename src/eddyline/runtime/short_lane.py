@@ -140,7 +140,9 @@ class _Piece:
         rows = table.num_rows
         if not rows and not self.of_none:
             return self.plan.schema.empty_table()
-        parts = min(parts_at_once(), rows // PART_ROWS) if self.row_wise else 1
+        parts = rows // PART_ROWS if self.row_wise else 1
+        if parts > 1:  # else Spark isn't asked for its cores, which each time takes two calls
+            parts = min(parts, parts_at_once())
         if parts < 2:
             return self.plan(table, context)
         self.plan.prepare(parts)
