@@ -564,6 +564,38 @@ def test_what_cannot_be_is_refused(opened: Callable[..., Load]) -> None:
         engine.remove_dead_letters("p", None, replay=True)
 
 
+def test_a_batch_of_a_queue_that_was_taken_over_is_not_stored(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    def made(name: str) -> tuple[Engine, DataQueue]:
+        engine = Engine(str(tmp_path / name), spark)
+        queue = DataQueue(LogBackend(str(tmp_path / "queue")))
+        engine.pipeline("p", queue).bolt(number).into("s", "n BIGINT")
+        return engine, queue
+
+    def numbers_of(engine: Engine) -> list[int]:
+        return [n for (n,) in engine.snapshot("s").collect()]
+
+    first, queue = made("first")
+    with first:
+        queue.put(["1"])
+        first.advance()
+        queue.put(["2"])
+        second, _ = made("second")
+        with second:
+            for later in ("3", "4"):
+                with pytest.raises(QueueError, match="QUEUE_TAKEN"):
+                    first.advance()
+                queue.put([later])
+            second.advance()
+            assert (numbers_of(first), sorted(numbers_of(second))) == ([1], [2, 3, 4])
+            assert first.verify()
+    again, _ = made("first")
+    with again:
+        again.advance()
+        assert numbers_of(again) == [1]
+
+
 def test_a_dropped_pipeline_stops_before_its_files_go(
     opened: Callable[..., Load], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ from confluent_kafka.admin import (
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
+    NewPartitions,
     NewTopic,
     ResourceType,
 )
@@ -148,11 +149,13 @@ def test_messages_of_other_programs_are_records(broker: Broker, app: str) -> Non
     assert other.flush(PATIENCE_S) == 0
     queue.put(["bundled"])
     other.produce(f"{app}.eden", b"no bundle", headers=[("eddyline", b"3")])
+    other.produce(f"{app}.eden", None, key=b"k")
+    other.produce(f"{app}.eden", b"\xff\xff\xff\xff damaged", headers=[("eddyline", b"3")])
     assert other.flush(PATIENCE_S) == 0
-    (batch, records) = queue.read(2)
-    assert records["payload"].to_pylist() == [b"plain", b"bundled"]
-    assert records["key"].to_pylist() == [b"k", None]
-    queue.ack(batch.number, [0, 1])
+    (batch, records) = queue.read(4)
+    assert records["payload"].to_pylist() == [b"plain", b"bundled", b"no bundle", b""]
+    assert records["key"].to_pylist() == [b"k", None, None, b"k"]
+    queue.ack(batch.number, range(4))
     queue.commit()
     with pytest.raises(StateError, match="DAMAGED_MESSAGE"):
         queue.read(10)
@@ -184,6 +187,64 @@ def test_large_records_go_in_bundles_that_a_broker_takes(broker: Broker, app: st
     payloads = [b"x" * (BUNDLE_BYTES // 3), b"y"] * 10
     queue.put(payloads)
     assert pa.concat_tables(all_of(queue))["payload"].to_pylist() == payloads
+    queue.close()
+
+
+@pytest.mark.parametrize("key", [None, b"k" * 300])
+def test_the_largest_record_can_fail_and_a_larger_one_is_refused(
+    broker: Broker, app: str, key: bytes | None
+) -> None:
+    backend = KafkaBackend(broker.address, app)
+    queue = DataQueue(backend)
+    largest = b"x" * (backend._record_bytes - len(key or b""))
+    with pytest.raises(QueueError, match=r"at place 1 has .* nothing was put") as refused:
+        queue.put([b"a", largest + b"x", b"b"], keys=[key] * 3)
+    assert refused.value.condition == "BAD_RECORDS"
+    assert queue.read(10) is None
+    queue.put([largest], keys=[key])
+    other = Producer({"bootstrap.servers": broker.address, "message.max.bytes": 1_048_000})
+    foreign = b"y" * 1_047_500  # nearly all that a broker takes by default
+    other.produce(f"{app}.eden", foreign)
+    assert other.flush(PATIENCE_S) == 0
+    for _ in range(3):
+        batch, records = queue.read(10)
+        assert records["payload"].to_pylist() == [largest, foreign]
+        queue.fail(batch.number, range(batch.rows), "ä" * 500)
+        queue.commit()
+    assert pa.concat_tables(all_of(queue))["attempts"].to_pylist() == [3, 3]
+    other.close()
+    queue.close()
+
+
+def test_partitions_that_are_added_are_read_from_the_next_start_on(
+    broker: Broker, app: str
+) -> None:
+    queue = DataQueue(KafkaBackend(broker.address, app, partitions=2))
+    queue.put(["a", "b"], keys=["a", "b"])
+    fail(queue, 10)
+    admin = AdminClient({"bootstrap.servers": broker.address})
+    for future in admin.create_partitions([NewPartitions(f"{app}.eden", 4)]).values():
+        future.result(PATIENCE_S)
+
+    def all_there() -> bool:
+        return len(admin.list_topics(f"{app}.eden").topics[f"{app}.eden"].partitions) == 4
+
+    until(all_there)
+    for partition in range(4):
+        put_singly(broker, f"{app}.eden", [f"{partition}"], partition)
+    queue.close()
+    backend = KafkaBackend(broker.address, app)
+    queue = DataQueue(backend)
+    assert backend.unread() == 4
+    assert sorted(payloads(all_of(queue))) == [*"0123", "a", "b"]
+    fresh = [f"{n}" for n in range(40)]
+    queue.put(fresh, keys=fresh)
+    queue.close()
+    queue = DataQueue(KafkaBackend(broker.address, app))
+    found = all_of(queue)
+    assert sorted(payloads(found)) == sorted(fresh)
+    assert {at >> 56 for table in found for at in table["position"].to_pylist()} == {0, 1, 2, 3}
+    assert queue.account() == Account(46, 46, 0, 0, 0)
     queue.close()
 
 

@@ -35,7 +35,7 @@ from eddyline.pipelines.outcomes import BACK, Outcome, PipelineFiles, lane_windo
 from eddyline.pipelines.retries import retries_and_letters, untried_records
 from eddyline.pipelines.tuples import TupleBuilder
 from eddyline.pipelines.waves import Waves
-from eddyline.relay.backend import EDEN, EXPIRED
+from eddyline.relay.backend import EDEN, EXPIRED, TAKEN_OVER
 from eddyline.relay.batch import Batch
 from eddyline.relay.bolts import FIT, TIME_MAX_S, Bolt, BoltChain
 from eddyline.relay.flow import FlowControl
@@ -440,13 +440,24 @@ class PipelineStream:
         self._apply(outcome)
 
     def _apply(self, outcome: Outcome) -> None:
-        """Apply an outcome to redo logs and queue; idempotent."""
+        """Apply an outcome to queue and redo logs; idempotent.
+
+        The queue comes first: rows that the logs hold can be in the next epoch, and another reader may have the queue.
+
+        Raises:
+            QueueError: another reader has taken the queue over; the batch is forgotten, as its records are that reader's.
+        """
         files, number = self.files, outcome.batch.number
-        files.log(outcome)
         if number > self.queue.committed:
             retries = read_arrow(files.storage, outcome.back) if outcome.back else no_records()
             self.queue.settle(outcome.batch, retries.cast(RECORDS), outcome.dead)
-            self.queue.commit()
+            try:
+                self.queue.commit()
+            except QueueError as error:
+                if error.condition == TAKEN_OVER:
+                    files.forget(outcome, self.status())
+                raise
+        files.log(outcome)
         files.forget(outcome, self.status())
 
 

@@ -17,9 +17,12 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from eddyline.arguments import check_number, checked, wrong_argument
 from eddyline.errors import EddylineError, QueueError
@@ -53,13 +56,20 @@ from eddyline.relay.kafka_messages import HEADER, bundles, offset_of, row_number
 from eddyline.relay.kafka_reader import TopicReader
 from eddyline.relay.kafka_retention import check_retention
 from eddyline.relay.keys import key_slots
-from eddyline.relay.records import KEY, encode, no_records
+from eddyline.relay.records import KEY, PAYLOAD, encode, no_records
 
 STATE = "state"
 _APP = re.compile(r"[A-Za-z0-9._-]{1,200}")  # what Kafka allows as the name of a topic
 VISIBLE_EVERY_S = 0.002
 BROKERS_DEFAULT = -1  # as a replication factor
 UNREAD_EVERY_S = 0.5  # a producer asks for the backlog no more often
+MESSAGE_BYTES = 1_000_000  # the client's default
+BUNDLE_OVERHEAD_BYTES = (
+    1000  # what a message has at most besides the payload and the key of its only record
+)
+RETRY_BYTES = 64 << 20
+"""The limit of a message of the failure queues: a failed record has a reason too, and may come from another program."""
+_BYTES, _TOPIC_BYTES = "message.max.bytes", "max.message.bytes"  # of a client, and of a topic
 _DURABLE: dict[str, Any] = {"enable.idempotence": True, "acks": "all", "linger.ms": 1}
 
 
@@ -116,6 +126,9 @@ class KafkaBackend:
             check_number("replication", replication, 1)
         self.app = app
         self.clock = clock
+        self._record_bytes = (
+            int((settings or {}).get(_BYTES, MESSAGE_BYTES)) - BUNDLE_OVERHEAD_BYTES
+        )
         self._settings: dict[str, Any] = {
             "bootstrap.servers": servers,
             "logger": logging.getLogger("eddyline.kafka"),
@@ -138,10 +151,25 @@ class KafkaBackend:
         self._unread = (0.0, 0)  # when it was measured, and the number
 
     def put(self, records: pa.Table) -> int:
+        self._check_sizes(records)
         with kafka_errors(self.app):
             self._send(self._new_records, EDEN, records)
             self._unread = (self._unread[0], self._unread[1] + records.num_rows)
         return int(records.num_rows)
+
+    def _check_sizes(self, records: pa.Table) -> None:
+        """Raise QueueError (BAD_RECORDS) if a record is larger than a message may be."""
+        payloads, keys = (pc.binary_length(records[name]) for name in (PAYLOAD, KEY))
+        sizes = pc.add(payloads, pc.coalesce(keys, 0)).to_numpy()
+        large = np.flatnonzero(sizes > self._record_bytes)
+        if len(large):
+            raise QueueError(
+                f"the record at place {large[0]} has {sizes[large[0]]:,} bytes, and a message has room for "
+                f"{self._record_bytes:,}; nothing was put",
+                condition="BAD_RECORDS",
+                topic=self._topic(EDEN),
+                hint=f"split it, or raise {_BYTES} in `settings` and {_TOPIC_BYTES} of the topic",
+            )
 
     def check_claim(self) -> None:
         """Raise QueueError if the queue can't be read; a reader goes on, which `claim` would replace."""
@@ -260,7 +288,11 @@ class KafkaBackend:
 
     def _begin_transactions(self) -> Producer:
         """Return a transactional producer, and fence every earlier one of the application."""
-        producer = Producer({**self._settings, **_DURABLE, "transactional.id": f"{self.app}.queue"})
+        own = {
+            "transactional.id": f"{self.app}.queue",
+            _BYTES: RETRY_BYTES,
+        }  # may exceed the topic's
+        producer = Producer({**self._settings, **_DURABLE, **own})
         producer.init_transactions(TIMEOUT_S)
         return producer
 
@@ -277,16 +309,26 @@ class KafkaBackend:
     def _topic(self, queue: str) -> str:
         return f"{self.app}.{queue}"
 
-    def _create_topics(self, partitions: int, replication: int) -> int:
-        """Create the missing topics; return the number of partitions."""
+    def _create_topics(self, partitions: int, replication: int) -> dict[str, int]:
+        """Create the missing topics; return the number of partitions of each queue."""
         admin = AdminClient(self._settings)
-        eden = admin.list_topics(timeout=TIMEOUT_S).topics.get(self._topic(EDEN))
-        partitions = partitions if eden is None else len(eden.partitions)
-        topics = [NewTopic(self._topic(queue), partitions, replication) for queue in QUEUES]
+        known = admin.list_topics(timeout=TIMEOUT_S).topics
+        there = {queue: known.get(self._topic(queue)) for queue in QUEUES}
+        if (eden := there[EDEN]) is not None:
+            partitions = len(eden.partitions)
+        counts = {
+            queue: partitions if topic is None else len(topic.partitions)
+            for queue, topic in there.items()
+        }
+        settings = {queue: {_TOPIC_BYTES: str(RETRY_BYTES)} for queue in (FROM, TO)}
+        topics = [
+            NewTopic(self._topic(queue), count, replication, config=settings.get(queue, {}))
+            for queue, count in counts.items()
+        ]
         compacted = {"cleanup.policy": "compact"}
         topics.append(NewTopic(self._topic(STATE), 1, replication, config=compacted))
         create_topics(admin, topics)
-        return partitions
+        return counts
 
     def _consumer(self) -> Consumer:
         return Consumer(
@@ -307,7 +349,7 @@ class KafkaBackend:
 
     def _watermarks(self, queue: str) -> list[tuple[int, int]]:
         """Return the first and the next offset of each partition."""
-        count = 1 if queue == STATE else self._partitions
+        count = 1 if queue == STATE else self._partitions[queue]
         partitions = [TopicPartition(self._topic(queue), i) for i in range(count)]
         return [retried(self._offsets.get_watermark_offsets, each) for each in partitions]
 
@@ -323,7 +365,7 @@ class KafkaBackend:
                 last[message.partition() or 0] = message.offset() or 0
 
         topic = self._topic(queue)
-        for partition, bundle in self._bundles(records):
+        for partition, bundle in _bundles(records, self._partitions[queue]):
             while True:
                 try:
                     producer.produce(
@@ -347,17 +389,6 @@ class KafkaBackend:
             raise timed_out()
         return [TopicPartition(topic, partition, offset) for partition, offset in last.items()]
 
-    def _bundles(self, records: pa.Table) -> Iterator[tuple[int, pa.Table]]:
-        """Yield bundles that fit into a message, each with its partition."""
-        count = self._partitions
-        if count == 1:
-            yield from ((0, bundle) for bundle in bundles(records))
-            return
-        partitions = key_slots(records[KEY], count)
-        for partition in range(count):
-            own = records.filter(pa.array(partitions == partition))
-            yield from ((partition, bundle) for bundle in bundles(own))
-
     def _committed(self) -> tuple[QueueState, str]:
         """Return the committed state, and the owner mark of the reader that committed it."""
         with self._reading_state:
@@ -369,7 +400,7 @@ class KafkaBackend:
                 if found:
                     document = json.loads(found[-1].value)
                     owner = document.pop("owner")
-                    return QueueState.from_dict(document), owner
+                    return self._with_new_partitions(QueueState.from_dict(document)), owner
                 if start == begin:
                     break
         begins = {
@@ -378,6 +409,19 @@ class KafkaBackend:
         }
         return QueueState(read=begins), ""
 
+    def _with_new_partitions(self, state: QueueState) -> QueueState:
+        """Return the state with positions of partitions that topics have got since: that of their first message."""
+        added = {
+            queue: self._watermarks(queue)[len(position) :]
+            for queue, position in state.read.items()
+            if len(position) < self._partitions[queue]
+        }
+        begins = {
+            queue: (*state.read[queue], *(row_number(begin) for begin, _ in marks))
+            for queue, marks in added.items()
+        }
+        return replace(state, read={**state.read, **begins})
+
     def _as_offsets(self, state: QueueState) -> list[TopicPartition]:
         """Return the state's positions as offsets of the consumer group."""
         return [
@@ -385,3 +429,14 @@ class KafkaBackend:
             for queue in QUEUES
             for partition, row in enumerate(state.read[queue])
         ]
+
+
+def _bundles(records: pa.Table, count: int) -> Iterator[tuple[int, pa.Table]]:
+    """Yield bundles that fit into a message, each with its partition of `count`."""
+    if count == 1:
+        yield from ((0, bundle) for bundle in bundles(records))
+        return
+    partitions = key_slots(records[KEY], count)
+    for partition in range(count):
+        own = records.filter(pa.array(partitions == partition))
+        yield from ((partition, bundle) for bundle in bundles(own))

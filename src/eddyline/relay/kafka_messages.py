@@ -1,7 +1,7 @@
 """Messages of a data queue on Kafka: bundles of records, and the positions of these.
 
 A bundle is an Arrow batch of many records in one message, marked by the header `eddyline`. Any
-other message is one record, so other programs can write to eden too.
+other message is one record, so other programs can write to eden too; one without a value is an empty record.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from eddyline.relay.kafka_client import Message
 from eddyline.relay.records import NEW, RECORDS, as_read, decode, new_records
 
 HEADER = "eddyline"  # its value is the number of records in the bundle
+ARROW = b"\xff\xff\xff\xff"  # how an Arrow message begins; other programs may have a header of that name too
 BUNDLE_ROWS = 1000
 BUNDLE_BYTES = 900_000  # a broker accepts messages of 1 MB by default
 
@@ -49,15 +50,16 @@ class QueueMessage:
     def of(cls, message: Message) -> QueueMessage:
         """Return a message as the client received it."""
         header, value = dict(message.headers() or []).get(HEADER), message.value()
-        bundled = int(header) if isinstance(header, bytes) and header.isdigit() else None
+        value = value if isinstance(value, bytes) else b""
+        marked = isinstance(header, bytes) and header.isdigit() and value.startswith(ARROW)
         return cls(
             message.topic() or "",
             message.partition() or 0,
             message.offset() or 0,
             message.timestamp()[1],
             message.key(),
-            value if isinstance(value, bytes) else b"",
-            bundled,
+            value,
+            int(header) if marked else None,
         )
 
     def records(self) -> pa.Table:
