@@ -16,7 +16,7 @@ from pyspark.sql.functions import col, udf
 from eddyline import Engine, cli
 from eddyline.errors import DataError, EngineError, QueryError
 from eddyline.runtime.view_failures import failed_view
-from eddyline.spark.failures import lost_task, lost_worker, message_of
+from eddyline.spark.failures import lost_task, lost_worker, message_of, query_error
 from eddyline.spark.query_errors import LOGGERS
 from eddyline.spark.session import local_session
 
@@ -176,7 +176,8 @@ def test_the_cause_of_an_error_is_one_line() -> None:
         'DataFrame ==\n"cast" was called from\n/x.py:1',
     ):
         assert message_of(RuntimeError(f"[X] one\n== {place}\n")) == "[X] one"
-    assert message_of(RecursionError()) == "it nests too deeply"
+    assert message_of(RecursionError()) == "the query nests too deeply"
+    assert "flatter" in str(query_error("SELECT 1", RecursionError()).hint)
     python = "Traceback (most recent call last):\n  File x\nValueError: no\n\n\tat y"
     assert message_of(RuntimeError(f"{task}: {python}")) == "ValueError: no"
 

@@ -128,6 +128,10 @@ def test_a_view_may_read_what_was_created_after_it_but_not_itself(engine: el.Eng
         "VIEW_CIRCLE",
     )  # fmt: skip
     assert "counts" in message
+    for statement in ("CREATE OR REPLACE VIEW first", "ALTER VIEW FIRST"):
+        assert "read itself" in refused(
+            engine, f"{statement} AS SELECT * FROM First", "VIEW_CIRCLE"
+        )
     engine.execute("CREATE VIEW named AS SELECT name, b FROM names")
     engine.execute(
         "CREATE OR REPLACE VIEW first AS SELECT name AS b, count(*) AS n, sum(a) AS s"

@@ -405,6 +405,24 @@ def test_what_no_watermark_can_be_declared_for(fed: Fed, spark: SparkSession) ->
         assert refused.value.condition == "NO_WATERMARK"
     with pytest.raises(el.EddylineError, match="belongs to its stream"):
         fed.engine.drop("stream", "s__late")
+    for statement in (
+        "CREATE VIEW taken__late AS SELECT k FROM s",
+        "CREATE TABLE Taken__LATE (k INT)",
+    ):
+        fed.engine.execute(statement)
+        for stream in (
+            f"CREATE STREAM taken (ts TIMESTAMP, WATERMARK FOR ts AS ts) USING json OPTIONS (path '{fed.folder}')",
+            None,
+        ):
+            with pytest.raises(
+                el.EddylineError, match="late rows of stream taken need the name"
+            ) as refused:
+                fed.engine.execute(stream) if stream else fed.engine.stream(
+                    "taken", rate, watermark=("timestamp", "1 second")
+                )
+            assert refused.value.condition == "NAME_TAKEN"
+        assert fed.engine.catalog.find("taken") is None
+        fed.engine.drop("view" if "VIEW" in statement else "table", "taken__late")
     # DataFrame.withWatermark says the same
     fed.engine.stream("r", rate.withWatermark("timestamp", "90 seconds"))
     assert fed.engine.catalog.get("r").delay == 90_000_000

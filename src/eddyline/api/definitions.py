@@ -193,7 +193,8 @@ class Definitions:
         try:
             compiled = workspace.compiler.view(draft, catalog, workspace.plan, possible)
         except QueryError as error:
-            check_circle(name, draft.upstream, catalog, error)
+            if present is not None:
+                check_circle(name, draft.upstream, catalog, error)
             raise
         _check_running(name, catalog, compiled.upstream)
         if present is not None:

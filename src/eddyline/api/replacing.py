@@ -28,11 +28,14 @@ def check_circle(view: str, mentioned: Sequence[str], catalog: Catalog, error: Q
     """Raise CatalogError if a query can't be resolved because it would close a circle over the replaced view."""
     readers = {entry.name for entry in catalog.below(view)}
     between = [name for name in mentioned if name in readers]
-    if between:
+    told = str(error).lower()
+    itself = "table_or_view_not_found" in told and f"`{view.lower()}`" in told
+    if between or itself:
+        through = f", through {', '.join(between)}" if between else ""
         raise CatalogError(
-            f"view {view} would read itself, through {', '.join(between)}",
+            f"view {view} would read itself{through}",
             condition="VIEW_CIRCLE",
-            hint=f"read what {between[0]} is made of instead",
+            hint=f"read what {between[0] if between else view} is made of instead",
         ) from error
 
 

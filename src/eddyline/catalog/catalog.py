@@ -64,7 +64,11 @@ class Catalog:
         return entry
 
     def add(self, entry: Entry) -> Catalog:
-        """Return the catalog with one more definition, and assign its id."""
+        """Return the catalog with one more definition, and assign its id.
+
+        Raises:
+            CatalogError: NAME_TAKEN: the stream of its late rows would have the name of another definition.
+        """
         numbered = replace(entry, id=f"{entry.kind[0]}{self.next_id}")
         added = replace(self, entries=(*self.entries, numbered), next_id=self.next_id + 1)
         if not entry.event_time or entry.late_of:
@@ -74,6 +78,12 @@ class Catalog:
             options={name: entry.options[name] for name in TIME_OPTIONS if name in entry.options},
             delay=entry.delay, late_of=numbered.id,
         )  # fmt: skip
+        if (other := self.find(late.name)) is not None:
+            raise CatalogError(
+                f"the late rows of stream {entry.name} need the name {late.name}, which {other.kind} {other.name} has",
+                condition="NAME_TAKEN",
+                hint="give the stream another name, or drop that one first",
+            )
         return added.add(_with_reason(late) if late.gives_reasons else late)
 
     def find_sink(self, name: str) -> Entry | None:

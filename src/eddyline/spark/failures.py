@@ -41,6 +41,7 @@ _FAULTS_OF_THE_QUERY = (
     PySparkValueError,
 )
 
+_NEST_LESS = "write it flatter, for instance with a view or a subquery for a part of it"
 _CORRECT_VALUES = "correct the values that it fails on, or write the query in another way"
 # by conditions of Spark that are raised while it resolves a query
 _WAYS_OUT = {
@@ -92,10 +93,11 @@ def query_error(query: str, error: BaseException, **context: object) -> QueryErr
             hint="run it again; nothing was changed",
             **context,
         )
+    deep = isinstance(error, RecursionError)
     return QueryError(
-        f"Spark fails on the query: {message_of(error)}",
+        message_of(error) if deep else f"Spark fails on the query: {message_of(error)}",
         condition="QUERY_FAILED",
-        hint=_CORRECT_VALUES,
+        hint=_NEST_LESS if deep else _CORRECT_VALUES,
         fragment=fragment,
         **context,
     )
@@ -119,7 +121,7 @@ def message_of(error: BaseException) -> str:
     task that was lost, such as one whose worker died, it is the reason.
     """
     if isinstance(error, RecursionError):
-        return "it nests too deeply"
+        return "the query nests too deeply"
     text = str(error)
     if (python := python_cause(text)) is not None:
         return python
