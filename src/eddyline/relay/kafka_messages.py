@@ -51,7 +51,9 @@ class QueueMessage:
         """Return a message as the client received it."""
         header, value = dict(message.headers() or []).get(HEADER), message.value()
         value = value if isinstance(value, bytes) else b""
-        marked = isinstance(header, bytes) and header.isdigit() and value.startswith(ARROW)
+        bundled = None
+        if isinstance(header, bytes) and header.isdigit() and value.startswith(ARROW):
+            bundled = int(header)
         return cls(
             message.topic() or "",
             message.partition() or 0,
@@ -59,7 +61,7 @@ class QueueMessage:
             message.timestamp()[1],
             message.key(),
             value,
-            int(header) if marked else None,
+            bundled,
         )
 
     def records(self) -> pa.Table:
