@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # A test's JVM lives for minutes: on two cores the optimising compiler costs more than it gives.
 # Without it the JVM would reserve 48 MB for code, which the classes of many queries fill.
-JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=512m"
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=512m"
 os.environ.setdefault(
     "PYSPARK_SUBMIT_ARGS", f"--driver-java-options '{JAVA_OPTIONS}' pyspark-shell"
 )
