@@ -206,6 +206,10 @@ def test_configuration_gives_the_rows_of_the_rules(tmp_path):
         ("notify: [{to: webhook, url: 'nowhere'}]", "notify[0]: "),
         ("notify: [{to: webhook, url: 'https://x/', timeout: soon}]", "the option timeout"),
         ("notify: [{to: webhook, url: 'https://x/', secret: abc}]", "stored in the clear"),
+        (
+            "notify:\n- {to: nginx, file: f}\n- {to: haproxy, file: f}",
+            "notify[1]: it goes to the same place as notify[0]",
+        ),
         ("rules: {", "can't be read"),
         ("rules: " + 2000 * "[" + 2000 * "]", "it nests too deeply"),
     ],

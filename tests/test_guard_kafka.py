@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
+import uuid
+from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from console_cases import ask, document
+from eddyline.catalog.entries import Entry
 from eddyline.errors import CatalogError, ScriptError
 from eddyline.sink.kafka import SPARK_SERVERS, KafkaFormat
 from eddyline_apps.guard import SHORT_LANE_ROWS
-from eddyline_apps.guard.config import load_config
+from eddyline_apps.guard.config import Notification, load_config
+from eddyline_apps.guard.notifying import _kept
 from processes import Child
 from sink_changes import target
 from waiting import until
@@ -101,3 +107,69 @@ def test_changes_of_the_list_arrive_in_the_topic(broker, tmp_path):
         )
     finally:
         child.kill()
+
+
+@pytest.mark.kafka
+@pytest.mark.spark
+def test_a_topic_stays_equal_to_the_list_through_dry_runs_and_other_options(broker, tmp_path):
+    pytest.importorskip("confluent_kafka")
+    from eddyline.api.engine import Engine
+    from eddyline_apps.guard.notifying import hold, notify
+    from test_guard_lists import Listed
+    from test_sink_kafka import messages_of
+
+    topic, port = f"t{uuid.uuid4().hex[:8]}", broker.address.rpartition(":")[2]
+    storage = tempfile.mkdtemp()
+
+    def run(inserted, deleted, *, storage=storage, dry_run=False, servers=broker.address, **more):
+        """Run the guard on a list that changes before and after it notifies; return how it delivers."""
+        options_of(tmp_path, bootstrap_servers=servers, topic=topic, **more)
+        config = replace(load_config(tmp_path / "guard.yml"), dry_run=dry_run)
+        with Engine(storage) as engine:
+            hold(engine, config, follow=True)
+            listed = Listed(engine)
+            listed.table.insert([(inserted, "flood")])
+            engine.advance()
+            notify(engine, listed, config)
+            if deleted:
+                listed.table.delete([(deleted, "flood")])
+            engine.advance()
+            return [(one["state"], one.get("error", "")[:23]) for one in engine.status()["sinks"]]
+
+    def list_of_topic():
+        """The sum of the messages, and their number."""
+        found = [json.loads(one.value()) for one in messages_of(broker, topic)]
+        kinds = {"insert": 1, "delete": -1}
+        total = Counter()
+        for one in found:
+            total[one["target"]] += kinds[one["_change_type"]]
+        return {target: count for target, count in total.items() if count}, len(found)
+
+    live = [("live", "")]
+    assert run("192.0.2.1", None) == live
+    assert list_of_topic() == ({"192.0.2.1": 1}, 1)
+    more = f"{broker.address}, localhost:{port}"
+    assert run("192.0.2.2", "192.0.2.1", servers=more) == live
+    assert list_of_topic() == ({"192.0.2.2": 1}, 3)
+    assert run("192.0.2.3", "192.0.2.2", dry_run=True) == [("paused", "")]
+    assert list_of_topic() == ({"192.0.2.2": 1}, 3)
+    assert run("192.0.2.4", None) == live
+    assert list_of_topic() == ({"192.0.2.3": 1, "192.0.2.4": 1}, 6)
+    assert run("192.0.2.5", "192.0.2.3", servers=f"localhost:{port}", on_refused="stop") == live
+    assert list_of_topic() == ({"192.0.2.4": 1, "192.0.2.5": 1}, 8)
+    refused = run("192.0.2.6", None, storage=tempfile.mkdtemp())
+    assert refused == [("failing", "[SINK_TARGET_NOT_EMPTY]")]
+    assert list_of_topic()[1] == 8
+
+
+def test_a_notification_goes_on_with_the_sink_that_is_most_like_it():
+    def kafka(servers, topic="blocked", **more):
+        return {"bootstrap_servers": servers, "topic": topic, "envelope": "changelog", **more}
+
+    sinks = [
+        Entry(str(number), "sink", f"guard_kafka_{number}", "", format="kafka", options=options)
+        for number, options in enumerate([kafka("a:1,b:1"), kafka("c:1"), kafka("a:1", "other")])
+    ]
+    wanted = [kafka("c:1"), kafka("x:1, b:1"), kafka("c:1", "new"), kafka("y:1", "other")]
+    found = _kept(sinks, [Notification("kafka", one) for one in wanted])
+    assert [one and one.name[-1] for one in found] == ["1", "0", None, "2"]

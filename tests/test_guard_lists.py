@@ -17,6 +17,7 @@ import pytest
 from eddyline.errors import EngineError
 from eddyline_apps.guard.config import FILES, Config, Notification, Rule
 from eddyline_apps.guard.lists import ListFile
+from waiting import until
 
 TARGETS = [
     "203.0.113.9",
@@ -124,7 +125,7 @@ class Listed:
 @pytest.mark.spark
 def test_notifications_follow_the_list(tmp_path, monkeypatch):
     from eddyline.api.engine import Engine
-    from eddyline_apps.guard.notifying import notify
+    from eddyline_apps.guard.notifying import hold, notify
 
     server = HTTPServer(("127.0.0.1", 0), Receiver)
     server.posts = []
@@ -174,6 +175,25 @@ def test_notifications_follow_the_list(tmp_path, monkeypatch):
         engine.advance()
         assert (tmp_path / "list").read_text() == HEAD + "deny 192.0.2.2;\n"
         assert len(posted()) == 3
-        assert not engine.catalog.sinks
+        (sink,) = engine.status()["sinks"]
+        assert (sink["format"], sink["state"]) == ("webhook", "paused")
+    other = Notification("webhook", {**hook.options, "timeout": "5"})
+    with Engine(storage) as engine:
+        hold(engine, config(other), follow=True)
+        listed = Listed(engine)
+        listed.table.insert([("192.0.2.3", "flood")])
+        engine.advance()
+        assert len(posted()) == 3
+        notify(engine, listed, config(other))
+        engine.advance()
+        until(lambda: len(posted()) == 5)
+        assert posted()[3:] == [("delete", "192.0.2.2"), ("insert", "192.0.2.3")]
+        assert not json.loads(server.posts[-1][1])["snapshot"]
+    with Engine(storage) as engine:  # a replay
+        hold(engine, config(other), follow=False)
+        listed = Listed(engine)
+        listed.table.delete([("192.0.2.3", "flood")])
+        engine.advance()
+        assert len(posted()) == 5
     server.shutdown()
     server.server_close()

@@ -337,6 +337,31 @@ def test_pause_resume_and_resend(engine, memory, tmp_path) -> None:
     assert held(memory) == rows(engine.snapshot("totals"))
 
 
+def test_other_options_count_from_where_the_target_is(engine, memory) -> None:
+    engine.sink("k", "totals", "memory", place="p")
+    engine.advance()
+    engine.sink("k").alter(place="p", on_refused="stop")
+    assert engine.catalog.get_sink("k").options == {"place": "p", "on_refused": "stop"}
+    engine.execute("INSERT INTO sales VALUES (4, 'x', 1.0)")
+    engine.advance()
+    assert [one[0] for one in memory.targets["p"].received].count("replace") == 1
+    assert held(memory) == rows(engine.snapshot("totals"))
+
+
+def test_options_that_make_another_target_need_another_sink(engine, tmp_path) -> None:
+    sink = engine.sink("files", "totals", "jsonl", path=tmp_path / "a")
+    for path in ({"path": tmp_path / "b"}, {}):
+        with pytest.raises(EngineError, match=r"BAD_OPTION.*create another sink"):
+            sink.alter(**path)
+    with pytest.raises(EngineError, match="BAD_OPTION"):
+        sink.alter(path=tmp_path / "a", pathe="b")
+    engine.view("totals", QUERY).foreach_epoch(lambda _changes, _epoch: None, "noting")
+    with pytest.raises(EngineError, match=r"BAD_OPTION.*a function has no options"):
+        engine.sink("noting").alter()
+    with pytest.raises(CatalogError, match="NOT_FOUND"):
+        engine.sink("nope")
+
+
 @pytest.mark.parametrize("act", ["pause", "drop", "resend"])
 def test_epochs_go_on_while_a_sink_is_stopped(engine, memory, act, monkeypatch) -> None:
     monkeypatch.setattr("eddyline.api.sinks.STOP_S", 2 * PATIENCE_S)

@@ -214,7 +214,7 @@ class Stream:
 class Sink:
     """A target that follows a view. Get one from `Engine.sink` or `View.foreach_epoch`.
 
-    `pause`, `resume`, `resend` and `drop` raise EngineError STORAGE_IN_USE while another engine writes to the
+    `alter`, `pause`, `resume`, `resend` and `drop` raise EngineError STORAGE_IN_USE while another engine writes to the
     storage, or if this one is stopped or only reads.
 
     Example:
@@ -252,6 +252,15 @@ class Sink:
             CatalogError: NOT_FOUND: the sink was dropped.
         """
         return self._sinks.status_of(self.name)
+
+    def alter(self, **options: object) -> None:
+        """Deliver with these options instead of the present ones, from the epoch that the target holds.
+
+        Raises:
+            EngineError: BAD_OPTION: an option is wrong, or another sink is needed for it (`docs/sinks.md`).
+            CatalogError: NOT_FOUND: the sink was dropped.
+        """
+        self._sinks.alter(self.name, options)
 
     def pause(self) -> None:
         """Deliver nothing until `resume`; undelivered epochs are retained, up to the option `held_epochs`.

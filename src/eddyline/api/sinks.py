@@ -18,7 +18,7 @@ from eddyline.answers.deliverer import STOP_S, Delivered, Deliverer
 from eddyline.answers.delivery import CommittedChangelog, Delivery
 from eddyline.answers.sinks import IDENTITY, sinks_status
 from eddyline.api import drafts
-from eddyline.api.formats import SINKS
+from eddyline.api.formats import KEPT, SINKS
 from eddyline.api.workspace import Workspace
 from eddyline.arguments import wrong_argument
 from eddyline.catalog.entries import COMMIT_INTERVAL, REJECTS, SINK, VIEW, Entry
@@ -113,6 +113,24 @@ class Sinks:
             ended = self._ended.pop(sink.id, None)
         if wait and ended is not None:
             ended.finish(STOP_S)
+
+    def alter(self, name: str, options: Mapping[str, object]) -> None:
+        """Replace the options of a sink, which goes on from where it was; see `Sink.alter`."""
+        workspace = self._workspace
+        with workspace.lock:
+            workspace.check_writable()
+            present = workspace.catalog.get_sink(name)
+            given = given_options(options)
+            if present.format == FUNCTION:
+                raise wrong_argument("the sink", name, "a function has no options")
+            for option in KEPT.get(present.format, ()):
+                if given.get(option) != present.options.get(option):
+                    hint = f"sink {present.name} keeps it: create another sink"
+                    raise wrong_argument(f"the option {option}", given.get(option), hint)
+            sink = self._checked(replace(present, options=given))
+            if sink.options != present.options:
+                workspace.save(workspace.catalog.set_sink(sink))
+                self._start(sink)  # after the delivery that is under way
 
     def pause(self, name: str, *, wait: bool = True) -> None:
         """Stop delivering to a sink, also after the storage was reopened.

@@ -27,7 +27,7 @@ from eddyline.storage.lock import in_use
 from eddyline_apps.guard.config import load_config
 from eddyline_apps.guard.decisions import ALLOW, BLOCK, decide, parse_decision
 from eddyline_apps.guard.evaluation import evaluate, read_labels, report
-from eddyline_apps.guard.notifying import undelivered
+from eddyline_apps.guard.notifying import hold, undelivered
 
 if TYPE_CHECKING:
     import argparse
@@ -168,6 +168,7 @@ def run(args: argparse.Namespace) -> int:
         options = Options.from_environment()
         options = replace(options, short_lane_rows=max(options.short_lane_rows, SHORT_LANE_ROWS))
         engine = stack.enter_context(Engine(str(storage), options=options))
+        hold(engine, config, follow=args.follow)
         guard = Guard(engine, config)
         if args.port is not None:
             from eddyline_apps.guard.page import serve  # needs packages that may be missing

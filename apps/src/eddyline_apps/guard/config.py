@@ -53,6 +53,9 @@ SINKS: Mapping[str, tuple[SinkFormat, tuple[str, ...]]] = {
 }
 """The kinds that are sinks, with their format and the options that they can't do without."""
 
+GOES_TO = {"webhook": ("url",), "kafka": (SERVERS, "topic"), **dict.fromkeys(FILES, ("file",))}
+"""The options that say where a notification goes to: no two may go to one place."""
+
 TIMEOUT_S_MAX = 10
 """The longest time that the guard waits for DNS in a round."""
 
@@ -161,7 +164,7 @@ def load_config(path: Path) -> Config:
     return Config(
         rules=_rules(top.section("rules"), any_window=sql is not None),
         allow=tuple(top.networks("allow")),
-        notify=tuple(_notification(one) for one in top.sections("notify")),
+        notify=_notifications(top),
         capacity=top.number("capacity", least=1),
         new_blocks_per_minute=top.whole("new_blocks_per_minute", least=1) or 30,
         dry_run=top.flag("dry_run"),
@@ -318,6 +321,17 @@ def _rule(name: str, section: Section, *, any_window: bool) -> Rule:
         None if times is None else quantile or 0.99,
         at_least, at_most, addresses or 10, section.seconds("block"), baseline,
     )  # fmt: skip
+
+
+def _notifications(top: Section) -> tuple[Notification, ...]:
+    found: dict[tuple[tuple[str, str], ...], int] = {}
+    given = [_notification(one) for one in top.sections("notify")]
+    for number, one in enumerate(given):
+        place = tuple((name, one.options[name]) for name in GOES_TO[one.to])
+        first = found.setdefault(place, number)
+        if first != number:
+            raise top.wrong(f"notify[{number}]", f"it goes to the same place as notify[{first}]", "leave one of them out")  # fmt: skip
+    return tuple(given)
 
 
 def _notification(section: Section) -> Notification:
