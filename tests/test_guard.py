@@ -237,6 +237,16 @@ def test_a_wrong_place_is_named(tmp_path, text, message):
     assert message in str(caught.value)
 
 
+def test_of_a_network_in_two_files_the_first_line_counts(tmp_path):
+    (tmp_path / "a.csv").write_text("10.0.0.0/16,US,b\n10.0.0.0/16,EU,x\n")
+    (tmp_path / "b.csv").write_text("10.0.0.0/16,AS,c\n10.1.0.0/16,AS,c\n")
+    places = configured(tmp_path, "places: [a.csv, b.csv]\n").places
+    assert [(str(one[0]), *one[1:]) for one in places] == [
+        ("10.0.0.0/16", "US", "b"),
+        ("10.1.0.0/16", "AS", "c"),
+    ]
+
+
 def place_files(folder):
     """A configuration with a file of places of one's own, and files in MaxMind's format."""
     (folder / "own.csv").write_text("198.18.7.0/24,own,Ours\n")

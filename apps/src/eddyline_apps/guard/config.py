@@ -6,7 +6,7 @@ import csv
 import re
 import signal
 import zoneinfo
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -169,7 +169,7 @@ def load_config(path: Path) -> Config:
         new_blocks_per_minute=top.whole("new_blocks_per_minute", least=1) or 30,
         dry_run=top.flag("dry_run"),
         sql=sql,
-        places=tuple(one for table in tables for one in _places(table)),
+        places=_places(tables),
         place_files=files,
         verify=_verification(top),
         zone=_zone(top),
@@ -248,9 +248,17 @@ def _place_files(top: Section) -> tuple[list[Path], tuple[str, ...]]:
     return [path for path in paths if path.suffix.lower() != MMDB], files
 
 
-def _places(path: Path) -> tuple[tuple[Network, str, str], ...]:
-    """Read a CSV file of networks, regions and carriers."""
+def _places(paths: Sequence[Path]) -> tuple[tuple[Network, str, str], ...]:
+    """Return the networks, regions and carriers of CSV files. Of a network that is there twice the first line counts."""
     found: dict[Network, tuple[str, str]] = {}
+    for path in paths:
+        for network, *names in _places_of(path):
+            found.setdefault(network, (names[0], names[1]))
+    return tuple((network, *names) for network, names in found.items())
+
+
+def _places_of(path: Path) -> Iterator[tuple[Network, str, str]]:
+    """Read a CSV file of networks, regions and carriers."""
     try:
         lines = list(csv.reader(path.read_text(encoding="utf-8-sig").splitlines()))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -272,8 +280,7 @@ def _places(path: Path) -> tuple[tuple[Network, str, str], ...]:
                 condition="BAD_CONFIG",
                 hint="write network,region,carrier with networks from /8 to /24, or of IPv6 from /16 to /48",
             ) from None
-        found[network] = (region, carrier)
-    return tuple((network, *names) for network, names in found.items())
+        yield network, region, carrier
 
 
 def _rules(section: Section, *, any_window: bool) -> tuple[Rule, ...]:
