@@ -202,6 +202,9 @@ def test_configuration_gives_the_rows_of_the_rules(tmp_path):
         ("notify: [{to: nginx}]", "notify[0].file: it is missing"),
         ("notify: [{to: nginx, file: f, url: u}]", "notify[0].url: there is no such setting"),
         ("notify: [{to: nginx, file: f, signal: KILL}]", "notify[0].signal: 'KILL' isn't allowed"),
+        ("notify: [{to: nginx, file: f, signal: HUP}]", "notify[0].signal: there is no pid"),
+        ("places: nope.csv", "guard.yml: places: "),
+        ("places: 3", "guard.yml: places: "),
         ("notify: [{to: nftables, file: f, set: 'a; x'}]", "notify[0].set: it isn't a name"),
         ("notify: [{to: webhook, url: 'nowhere'}]", "notify[0]: "),
         ("notify: [{to: webhook, url: 'https://x/', timeout: soon}]", "the option timeout"),
@@ -219,6 +222,13 @@ def test_wrong_configuration_is_named(tmp_path, more, place):
         configured(tmp_path, more)
     assert place in str(caught.value)
     assert str(tmp_path / "guard.yml") in str(caught.value)
+    assert caught.value.hint
+
+
+def test_a_missing_configuration_is_named(tmp_path):
+    with pytest.raises(ScriptError, match=r"BAD_CONFIG.*nope\.yml") as caught:
+        load_config(tmp_path / "nope.yml")
+    assert "docs/guard.md" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -235,6 +245,7 @@ def test_a_wrong_place_is_named(tmp_path, text, message):
     with pytest.raises(ScriptError, match="BAD_CONFIG") as caught:
         configured(tmp_path, "places: places.csv\n")
     assert message in str(caught.value)
+    assert "guard.yml: places: " in str(caught.value)
 
 
 def test_of_a_network_in_two_files_the_first_line_counts(tmp_path):
@@ -288,8 +299,11 @@ def test_networks_get_a_place_when_they_are_seen(tmp_path):
 def test_files_of_places_that_cannot_be_used_are_named(tmp_path, monkeypatch):
     (tmp_path / "garbage.mmdb").write_bytes(b"garbage" * 100)
     for name in ("garbage.mmdb", "missing.mmdb"):
-        with pytest.raises(DataError, match=f"PLACES_NOT_READABLE.*{name}"):
+        with pytest.raises(
+            ScriptError, match=rf"BAD_CONFIG.*guard.yml: places: .*{name}"
+        ) as caught:
             configured(tmp_path, f"places: [{name}]\n")
+        assert ".mmdb" in caught.value.hint
     with pytest.raises(ScriptError, match=r"places: it isn't a line of text"):
         configured(tmp_path, "places: [[a.csv]]\n")
     countries(tmp_path / "country.mmdb", {"198.18.0.0/15": "IT"})

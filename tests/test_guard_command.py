@@ -15,7 +15,7 @@ import pytest
 
 from eddyline.cli.commands import INTERRUPTED
 from eddyline.cli.output import Output
-from eddyline.errors import DataError, EngineError, StorageError
+from eddyline.errors import DataError, EngineError, ScriptError, StorageError
 from eddyline_apps import guard
 from eddyline_apps.guard.config import load_config
 from eddyline_apps.guard.reading import Line
@@ -80,6 +80,20 @@ def test_a_missing_log_is_named(tmp_path):
     (tmp_path / "guard.yml").write_text(CONFIG)
     with pytest.raises(DataError, match="LOG_NOT_READABLE"):
         guard.run(arguments("--log", tmp_path / "none", "--config", tmp_path / "guard.yml"))
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is(tmp_path):
+    (tmp_path / "file").touch()
+    storage = tmp_path / "storage"
+    config = tmp_path / "guard.yml"
+    for folder in ("nope", "file"):
+        file = tmp_path / folder / "blocked.conf"
+        notify = f"notify: [{{to: webhook, url: 'https://x/'}}, {{to: nginx, file: {file}}}]\n"
+        config.write_text(CONFIG + notify)
+        words = ["--log", tmp_path / "log", "--config", config, "--storage", storage, "--follow"]
+        with pytest.raises(ScriptError, match=r"BAD_CONFIG.*notify\[1\].file: there is no folder"):
+            guard.run(arguments(*words))
+    assert not storage.exists()
 
 
 def test_a_token_that_is_too_short_is_refused_before_anything_is_written(tmp_path, monkeypatch):

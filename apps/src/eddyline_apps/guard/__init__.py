@@ -27,6 +27,7 @@ from eddyline.storage.lock import in_use
 from eddyline_apps.guard.config import load_config
 from eddyline_apps.guard.decisions import ALLOW, BLOCK, decide, parse_decision
 from eddyline_apps.guard.evaluation import evaluate, read_labels, report
+from eddyline_apps.guard.lists import check_folders
 from eddyline_apps.guard.notifying import hold, undelivered
 
 if TYPE_CHECKING:
@@ -140,6 +141,8 @@ def run(args: argparse.Namespace) -> int:
             condition="BAD_OPTION",
             hint="eddyline guard --log PATH --config FILE --follow --port 8422",
         )
+    if args.follow and not config.dry_run:
+        check_folders(args.config, config)
     if args.token:
         from eddyline.console.server import token_of  # needs packages that may be missing
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from eddyline.errors import CatalogError, EngineError, ScriptError
+from eddyline.errors import CatalogError, DataError, EngineError
 from eddyline.sink.base import SinkFormat, Target
 from eddyline.sink.kafka import CHANGELOG, SERVERS, SPARK_SERVERS, KafkaFormat
 from eddyline.sink.secrets import check_secrets
@@ -36,6 +36,8 @@ LEAST = 5
 
 PLACES = {4: (8, RATED[4]), 6: (16, RATED[6])}
 """The shortest and the longest prefix of a place: rates are of networks of /24 and /48."""
+
+_PLACES_HINT = "give CSV files with lines network,region,carrier, or files in MaxMind's format, which end in .mmdb"
 
 MMDB = ".mmdb"
 """The end of the name of a file in MaxMind's format."""
@@ -151,7 +153,6 @@ def load_config(path: Path) -> Config:
 
     Raises:
         ScriptError: BAD_CONFIG, naming the file, the place and what is allowed there.
-        DataError: PLACES_NOT_READABLE, naming a file of places.
         EngineError: MISSING_PACKAGE.
     """
     top = read_file(path)
@@ -169,7 +170,7 @@ def load_config(path: Path) -> Config:
         new_blocks_per_minute=top.whole("new_blocks_per_minute", least=1) or 30,
         dry_run=top.flag("dry_run"),
         sql=sql,
-        places=_places(tables),
+        places=_places(top, tables),
         place_files=files,
         verify=_verification(top),
         zone=_zone(top),
@@ -244,25 +245,28 @@ def _place_files(top: Section) -> tuple[list[Path], tuple[str, ...]]:
     paths = [top.path.parent / text for text in top.texts("places")]
     files = tuple(str(path) for path in paths if path.suffix.lower() == MMDB)
     if files:
-        Places(files)
+        try:
+            Places(files)
+        except DataError as error:
+            raise top.wrong("places", error.message, error.hint) from error
     return [path for path in paths if path.suffix.lower() != MMDB], files
 
 
-def _places(paths: Sequence[Path]) -> tuple[tuple[Network, str, str], ...]:
+def _places(top: Section, paths: Sequence[Path]) -> tuple[tuple[Network, str, str], ...]:
     """Return the networks, regions and carriers of CSV files. Of a network that is there twice the first line counts."""
     found: dict[Network, tuple[str, str]] = {}
     for path in paths:
-        for network, *names in _places_of(path):
+        for network, *names in _places_of(top, path):
             found.setdefault(network, (names[0], names[1]))
     return tuple((network, *names) for network, names in found.items())
 
 
-def _places_of(path: Path) -> Iterator[tuple[Network, str, str]]:
+def _places_of(top: Section, path: Path) -> Iterator[tuple[Network, str, str]]:
     """Read a CSV file of networks, regions and carriers."""
     try:
         lines = list(csv.reader(path.read_text(encoding="utf-8-sig").splitlines()))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ScriptError(f"{path} can't be read: {error}", condition="BAD_CONFIG") from error
+        raise top.wrong("places", f"{path} can't be read: {error}", _PLACES_HINT) from error
     for number, line in enumerate(lines, start=1):
         if not line or line[0].startswith("#"):
             continue
@@ -275,11 +279,9 @@ def _places_of(path: Path) -> Iterator[tuple[Network, str, str]]:
             if not shortest <= network.prefixlen <= longest:
                 raise ValueError(f"/{network.prefixlen} isn't from /{shortest} to /{longest}")
         except ValueError as error:
-            raise ScriptError(
-                f"{path}, line {number}: this is no place: {error}",
-                condition="BAD_CONFIG",
-                hint="write network,region,carrier with networks from /8 to /24, or of IPv6 from /16 to /48",
-            ) from None
+            way_out = "write network,region,carrier with networks from /8 to /24, or of IPv6 from /16 to /48"
+            text = f"{path}, line {number}: this is no place: {error}"
+            raise top.wrong("places", text, way_out) from None
         yield network, region, carrier
 
 
@@ -359,6 +361,8 @@ def _notification(section: Section) -> Notification:
         options["envelope"] = CHANGELOG  # the only one for a view without a key, as `blocked` is
     if options.get("signal") is not None:
         section.choice("signal", tuple(SIGNALS))
+        if options["pid"] is None:
+            raise section.wrong("signal", "there is no pid of the process that gets it", "give the server's file with it as pid, or leave signal out")  # fmt: skip
     for name in ("table", "set"):
         value = options.get(name)
         if value is not None and not re.fullmatch(r"[A-Za-z_][\w ]*", value, re.ASCII):

@@ -10,7 +10,8 @@ from ipaddress import IPv4Network
 from pathlib import Path
 
 from eddyline.errors import EngineError
-from eddyline_apps.guard.config import SIGNALS, Notification
+from eddyline_apps.guard.config import FILES, SIGNALS, Config, Notification
+from eddyline_apps.guard.sections import wrong
 from eddyline_apps.guard.tables import Network, parse_target
 
 _LOG = logging.getLogger("eddyline.guard")
@@ -64,6 +65,26 @@ class ListFile:
             os.kill(pid, SIGNALS[chosen])
         except (FileNotFoundError, ProcessLookupError):
             _LOG.info("no server runs by %s: it reads the list when it starts", place)
+
+
+def check_folders(path: Path, config: Config) -> None:
+    """Refuse files in folders where none can be written; call it if they are to be written.
+
+    Args:
+        path: of the configuration.
+
+    Raises:
+        ScriptError: BAD_CONFIG.
+    """
+    for number, one in enumerate(config.notify):
+        if one.to not in FILES:
+            continue
+        folder = Path(one.options["file"]).absolute().parent
+        exists = folder.is_dir()
+        if not exists or not os.access(folder, os.W_OK | os.X_OK):
+            what = "no file can be written in" if exists else "there is no folder"
+            hint = "make the folder, let the guard's user write there, or give another path"
+            raise wrong(path, f"notify[{number}].file", f"{what} {folder}", hint)
 
 
 def render(to: str, networks: list[Network], options: Mapping[str, str]) -> str:

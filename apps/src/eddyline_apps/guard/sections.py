@@ -35,10 +35,22 @@ def read_file(path: Path) -> Section:
         document = None if node is None else loader.construct_document(node)
     except RecursionError:
         raise ScriptError(
-            f"{path} can't be read: it nests too deeply", condition="BAD_CONFIG"
+            f"{path} can't be read: it nests too deeply",
+            condition="BAD_CONFIG",
+            hint="see docs/guard.md on what a configuration holds",
         ) from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ScriptError(f"{path} can't be read: {error}", condition="BAD_CONFIG") from error
+    except OSError as error:
+        raise ScriptError(
+            f"the configuration can't be read: {error}",
+            condition="BAD_CONFIG",
+            hint="give the path of a file in YAML with rules, such as the example of docs/guard.md",
+        ) from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ScriptError(
+            f"{path} can't be read: {error}",
+            condition="BAD_CONFIG",
+            hint="write it as YAML in UTF-8: mend it at that place, see the example of docs/guard.md",
+        ) from error
     return Section(path, "", document)
 
 
