@@ -203,6 +203,11 @@ def test_configuration_gives_the_rows_of_the_rules(tmp_path):
         ("notify: [{to: nginx, file: f, url: u}]", "notify[0].url: there is no such setting"),
         ("notify: [{to: nginx, file: f, signal: KILL}]", "notify[0].signal: 'KILL' isn't allowed"),
         ("notify: [{to: nginx, file: f, signal: HUP}]", "notify[0].signal: there is no pid"),
+        (
+            "capacity: 1e3",
+            "capacity: YAML reads '1e3' as text Way out: give a number from 1, written like 1000",
+        ),
+        ("capacity: '75'", "written like 75, without quotes"),
         ("places: nope.csv", "guard.yml: places: "),
         ("places: 3", "guard.yml: places: "),
         ("notify: [{to: nftables, file: f, set: 'a; x'}]", "notify[0].set: it isn't a name"),

@@ -18,6 +18,7 @@ from eddyline.cli.output import Output
 from eddyline.errors import DataError, EngineError, ScriptError, StorageError
 from eddyline_apps import guard
 from eddyline_apps.guard.config import load_config
+from eddyline_apps.guard.notifying import Undelivered
 from eddyline_apps.guard.reading import Line
 from eddyline_apps.guard.running import _Watch, parts_by_time
 from eddyline_apps.guard.service import Admission, Decided, Guard, Quiet
@@ -144,6 +145,21 @@ def test_programs_get_what_happens_as_events(capsys):
     assert freed == {"event": "freed", "time": time, "target": "192.0.2.9"}
     assert [quiet[name] for name in ("event", "requests", "usual")] == ["quiet", 3, 41.5]
     assert [back[name] for name in ("event", "requests", "usual")] == ["back", 70, None]
+
+
+def test_it_is_told_when_a_notification_works_again(capsys):
+    one = Undelivered("guard_webhook_1", "webhook", "SINK_FAILED: gone", START.isoformat())
+    for form in ("table", "json"):
+        watch = _Watch(Output(form), dry_run=False)
+        for failing in ([], [one], [one], [], []):
+            watch.delivering(START, failing)
+    text, *events = capsys.readouterr().out.splitlines()
+    time = f"{START:%FT%TZ}"
+    assert text == f"{time} the list is delivered again: webhook"
+    assert list(map(json.loads, events)) == [
+        {"event": "undelivered", "time": time, **one._asdict()},
+        {"event": "delivered", "time": time, "sink": "guard_webhook_1", "to": "webhook"},
+    ]
 
 
 def test_each_silence_is_told_once_and_ends_when_requests_come():

@@ -7,13 +7,17 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from eddyline.answers.sinks import sinks_status
+from eddyline.changes import Epoch
 from eddyline.cli.output import TEXT, Output
-from eddyline_apps.guard.notifying import notify
+from eddyline.errors import StorageError
+from eddyline_apps.guard.notifying import Undelivered, notify, undelivered
 from eddyline_apps.guard.reading import Line, LogReader
 from eddyline_apps.guard.verifying import DNS
 
@@ -33,7 +37,7 @@ WAIT_S = 10.0
 """How long a look waits for the epoch of its lines, so that they don't come faster than epochs."""
 
 CLOCK_S = 1.0
-"""Between two times of the clock while someone is on the list and the logs are quiet."""
+"""Between two times of the clock while someone is on the list and the logs are quiet; and two looks at notifications."""
 
 FORGET_S = 60.0
 """Between two deletions of old lines."""
@@ -57,7 +61,7 @@ def follow(
     engine.start(EPOCHS_S)  # which doesn't wait for notifications
     names = list(map(str, logs))
     out.say(f"following {', '.join(names)}", "following", logs=names)
-    ticked = forgot = time.monotonic()
+    ticked = forgot = looked = time.monotonic()
     try:
         while True:
             started = time.monotonic()
@@ -86,6 +90,11 @@ def follow(
                 if admissions:  # in a small epoch of their own, before the next lines
                     watch.committed.wait(WAIT_S)
             watch.take_notes(guard, now)
+            if started - looked >= CLOCK_S:
+                with suppress(StorageError):  # a sink is dropped meanwhile
+                    status = sinks_status(engine.files, engine.catalog, Epoch(0))
+                    watch.delivering(now, undelivered(status))
+                looked = started
             if old:
                 guard.forget(now)
                 forgot = started
@@ -185,6 +194,7 @@ class _Watch:
         self._changed = {"waiting", "block_list", "by_hand", "learnable", "reach"}
         self._lock = threading.Lock()
         self._warned = False
+        self._failing: dict[str, Undelivered] = {}
 
     def observe(self, progress: Progress) -> None:
         """Note what an epoch has changed; warn if the views fail or no line is understood."""
@@ -238,6 +248,19 @@ class _Watch:
             how = "verified" if verified else "by hand"
             text = f"{how}: {one.action} {one.target} until {one.until}, {one.who}: {one.reason}"
             self._say(now, text, "decided", **one._asdict(), verified=verified)
+
+    def delivering(self, now: datetime, failing: Sequence[Undelivered]) -> None:
+        """Print which notifications work again, and for programs which fail: the engine has printed the error."""
+        found = {one.sink: one for one in failing}
+        time = f"{now:%FT%TZ}"
+        for name, one in found.items():
+            if name not in self._failing:
+                self._out.say(None, "undelivered", time=time, **one._asdict())
+        for name, one in self._failing.items():
+            if name not in found:
+                text = f"the list is delivered again: {one.to}"
+                self._say(now, text, "delivered", sink=name, to=one.to)
+        self._failing = found
 
     def freed(self, now: datetime, targets: Sequence[str]) -> None:
         """Print who has left the list."""

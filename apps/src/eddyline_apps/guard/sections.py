@@ -6,6 +6,7 @@ import importlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -175,9 +176,10 @@ class Section:
             or not least <= value <= most
         ):
             upper = f" to {most:g}" if most < NO_LIMIT else ""
-            raise self.wrong(
-                name, f"{value!r} isn't allowed", f"give a number from {least:g}{upper}"
-            )
+            way_out = f"give a number from {least:g}{upper}"
+            if isinstance(value, str) and (digits := _digits(value)):
+                raise self.wrong(name, f"YAML reads {value!r} as text", f"{way_out}, written like {digits}, without quotes")  # fmt: skip
+            raise self.wrong(name, f"{value!r} isn't allowed", way_out)
         return float(value)
 
     def whole(self, name: str, *, least: int) -> int | None:
@@ -197,6 +199,20 @@ class Section:
                 name, f"{str(value)!r} isn't a time from 1 s to {_spelt(most)}", way_out
             )
         return found
+
+
+def _digits(text: str) -> str:
+    """Return a number as YAML reads one; nothing if a text is none, or too large or small for that.
+
+    Example:
+        >>> _digits("1e3"), _digits("2.5E-2"), _digits("many"), _digits("1e999")
+        ('1000', '0.025', '', '')
+    """
+    try:
+        size = abs(float(text))
+        return f"{Decimal(text):f}" if size == 0 or 1e-6 <= size <= NO_LIMIT else ""
+    except (ValueError, ArithmeticError):
+        return ""
 
 
 def _spelt(seconds: int) -> str:
