@@ -221,22 +221,16 @@ class Engine(ChangeFlows, Monitored, Served):
         entry = self._definitions.view(name, query, replace=replace)
         return View(entry.name, self._reading, self._epochs.sinks)
 
-    def sink(
-        self, name: str, view: Name | None = None, format: str = "", **options: object
-    ) -> Sink:
+    def sink(self, name: str, view: Name = "", format: str = "", **options: object) -> Sink:
         """Keep a target outside of the storage equal to a view: all rows first, then each epoch's changes.
 
         Args:
-            view: if it is left out, with all that follows, the sink of this name must exist.
-            format: `delta`, `kafka`, `postgres`, `parquet`, `jsonl`, `csv` or `webhook`.
+            format: `delta`, `kafka`, `postgres`, `parquet`, `jsonl`, `csv` or `webhook`. By its name alone: a sink that exists.
             options: those of the format, and `commit_interval` (`"10 seconds"`): deliveries are so far
                 apart, at least. A secret is given as `${env:NAME}` or `${file:PATH}`.
         """
         sinks = self._epochs.sinks
-        if view is None and not format and not options:
-            return Sink(self.catalog.get_sink(name).name, sinks)
-        followed = "" if view is None else name_of(view)
-        return Sink(sinks.sink(name, followed, format, options).name, sinks)
+        return Sink(sinks.sink(name, name_of(view), format, options).name, sinks)
 
     def drop(self, kind: str, name: Name, if_exists: bool = False) -> None:
         """Drop a `table`, `stream` or `view` that nothing reads, with its data, or a `sink`."""

@@ -84,7 +84,9 @@ class Sinks:
             self._connect_letters(sink)
 
     def sink(self, name: str, view: str, format: str, options: Mapping[str, object]) -> Entry:
-        """Define a sink and start it; see `Engine.sink`."""
+        """Define a sink and start it, or return one that exists; see `Engine.sink`."""
+        if not (view or format or options):
+            return self._workspace.catalog.get_sink(name)
         return self._define(name, view, format.lower(), given_options(options))
 
     def foreach_epoch(self, name: str, view: str, function: Function) -> Entry:
