@@ -310,6 +310,78 @@ def test_refused_rows_become_dead_letters(key: tuple[str, ...] | None, url: str)
     assert sink.committed() == (3 if key else 2)
 
 
+def names(*new: str, old: Sequence[str] = ()) -> pa.Table:
+    """Return changes from some rows to others: each name has its place as the id."""
+    sides = [
+        pa.table(
+            {"id": pa.array(range(len(some)), pa.int64()), "name": pa.array(some, pa.string())}
+        )
+        for some in (old, new)
+    ]
+    return rows.difference(*sides)
+
+
+UNIQUE_NAMES = """
+    CREATE TABLE t (
+        id bigint PRIMARY KEY, name text UNIQUE NOT NULL CHECK (name <> 'bad'),
+        number int GENERATED ALWAYS AS IDENTITY, note text DEFAULT 'none',
+        long int GENERATED ALWAYS AS (length(name)) STORED
+    )
+"""
+
+
+def test_unique_values_change_places(url: str) -> None:
+    run(url, UNIQUE_NAMES)
+    letters = Letters()
+    sink = opened(Target("app", "k", SMALL, SCHEMA, ("id",), refuse=letters), url)
+    first, second = ("a", "b", "c", "d", "e"), ("b", "a", "d", "e", "c", "f")
+    sink.replace(None, Epoch(1), names(*first))
+    run(url, "UPDATE t SET note = 'of ' || id")
+    sink.deliver(Epoch(1), Epoch(2), names(*second, old=first))
+    query = "SELECT id, name, number, note, long FROM t ORDER BY id"
+    found = run(url, query)
+    assert [row[1] for row in found] == list(second)
+    assert [row[2] for row in found[:5]] == [1, 2, 3, 4, 5]
+    assert [row[3] for row in found] == [*(f"of {place}" for place in range(5)), "none"]
+    assert letters.errors == []
+    third = ("a", "b", "e", "bad", "d", "ffff")  # also beside a row that is refused
+    sink.deliver(Epoch(2), Epoch(3), names(*third, old=second))
+    assert [row[:2] for row in run(url, query)] == [
+        (0, "a"),
+        (1, "b"),
+        (2, "e"),
+        (4, "d"),
+        (5, "ffff"),
+    ]
+    assert [row[1] for row in letters.rows] == ["bad"]
+    fourth = ("b", "a", "d", "c", "e", "g")
+    sink.replace(Epoch(3), Epoch(4), names(*fourth))
+    assert [row[1] for row in run(url, query)] == list(fourth)
+    assert len(letters.errors) == 1
+    run(url, "UPDATE t SET id = 9 WHERE id = 5")  # a row of somebody else
+    sink.deliver(Epoch(4), Epoch(5), names("b", "a", "d", "c", "g", "e", old=fourth))
+    assert [row[:2] for row in run(url, query)][4:] == [(5, "e"), (9, "g")]
+    assert [row[1] for row in letters.rows] == ["bad", "g"]
+
+
+def test_unique_values_change_places_and_rows_of_others_stay(url: str) -> None:
+    run(url, UNIQUE_NAMES)
+    run(url, "CREATE TABLE child (t bigint REFERENCES t ON DELETE CASCADE)")
+    letters = Letters()
+    sink = opened(Target("app", "k", SMALL, SCHEMA, ("id",), refuse=letters), url)
+    sink.replace(None, Epoch(1), names("a", "b", "c"))
+    run(url, "INSERT INTO child VALUES (0), (2)")
+    sink.deliver(Epoch(1), Epoch(2), names("a", "c", "b", old=("a", "b", "c")))
+    assert len(letters.errors) == 2  # as before, since their rows can't be taken out
+    assert run(url, "SELECT t FROM child WHERE t = 0") == [(0,)]
+    run(url, "ALTER TABLE t DROP CONSTRAINT t_name_key, ADD UNIQUE (name) DEFERRABLE")
+    sink.replace(Epoch(2), Epoch(3), names("a", "b"))
+    sink.deliver(Epoch(3), Epoch(4), names("b", "a", old=("a", "b")))
+    assert run(url, "SELECT id, name FROM t ORDER BY id") == [(0, "b"), (1, "a")]
+    assert run(url, "SELECT t FROM child") == [(0,)]
+    assert len(letters.errors) == 2
+
+
 def test_a_table_that_refuses_most_rows_is_no_target(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ ANALYZE_ROWS = 10_000
 
 TRUNCATE_ROWS = 2_000
 
-_LOADED = "eddyline_loaded"
+_LOADED, _TAKEN_OUT = "eddyline_loaded", "eddyline_taken_out"
 
 Apply = Callable[[pa.Table], None]
 
@@ -48,17 +48,23 @@ class Writer:
         self._spelled = dict(zip(self._columns, self._add_columns(target), strict=True))
         self._name = {column: sql.Identifier(name) for column, name in self._spelled.items()}
         self._all = sql.SQL(", ").join(self._name.values())
-        self._loaded = sql.Identifier(_LOADED)
+        self._loaded, self._taken_out = sql.Identifier(_LOADED), sql.Identifier(_TAKEN_OUT)
         self._nulls: list[tuple[bool, ...]] = []  # which parts of the loaded keys are null
         self._run(
             "CREATE TEMP TABLE {loaded} ON COMMIT DROP AS SELECT {all} FROM {table} WITH NO DATA"
         )
 
-    def each(self, rows: pa.Table, apply: Apply) -> list[tuple[pa.Table, str]]:
-        """Apply rows, in one statement if possible; return the rows that the server refuses, with errors."""
+    def each(
+        self, rows: pa.Table, apply: Apply, error: str | None = None
+    ) -> list[tuple[pa.Table, str]]:
+        """Apply rows, in one statement if possible; return the rows that the server refuses, with errors.
+
+        Args:
+            error: that of all rows in one statement, if this has been tried already.
+        """
         if rows.num_rows == 0:
             return []
-        error = self._attempt(apply, rows)
+        error = error or self._attempt(apply, rows)
         if error is None:
             self._taken += rows.num_rows
             return []
@@ -86,9 +92,20 @@ class Writer:
 
         The old row of the key of a refused row is deleted, because it is no longer a row of the view.
         """
-        left_out = self.each(rows, self.upsert)
-        if left_out and self._by_key:
-            self.each(pa.concat_tables([row for row, _ in left_out]), self.delete)
+        if not self._by_key:
+            return self.each(rows, self.upsert)
+        error = self._attempt(self.upsert, rows)
+        if error is None:
+            self._taken += rows.num_rows
+            return []
+        if (
+            rows.num_rows > 1
+            and self._may_take_out()
+            and self._attempt(self._take_out, rows) is None
+        ):
+            return self.each(rows, self._put_back)
+        left_out = self.each(rows, self.upsert, error)
+        self.each(pa.concat_tables([row for row, _ in left_out]), self.delete)
         return left_out
 
     def replace(self, rows: pa.Table) -> list[tuple[pa.Table, str]]:
@@ -110,6 +127,64 @@ class Writer:
         else:
             self.clear()
         return left_out + self.upsert_each(kept)
+
+    def _may_take_out(self) -> bool:
+        """Return whether rows may only seem to conflict, and can be deleted without a loss elsewhere.
+
+        The server checks a unique constraint row by row, so that values that change places between keys seem to be
+        there twice. Rows that others follow by ON DELETE can't be deleted for that, nor those behind a view.
+        """
+        place = [self._table.as_string(self._connection)]
+        safe = self._connection.execute(
+            "SELECT relkind IN ('r', 'p') AND NOT EXISTS (SELECT FROM pg_constraint "
+            "WHERE confrelid = c.oid AND contype = 'f' AND confdeltype IN ('c', 'n', 'd')) "
+            "FROM pg_class c WHERE oid = to_regclass(%s)",
+            place,
+        ).fetchone()
+        indexes = self._connection.execute(
+            "SELECT ARRAY(SELECT attname::text FROM pg_attribute WHERE attrelid = indrelid "
+            "AND attnum = ANY(indkey)), indpred IS NULL AND indexprs IS NULL FROM pg_index "
+            "WHERE indrelid = to_regclass(%s) AND indimmediate AND (indisunique OR indisexclusion)",
+            place,
+        ).fetchall()
+        key = {self._spelled[column] for column in self._key}
+        return bool(safe and safe[0]) and any(
+            set(names) != key or not plain for names, plain in indexes
+        )
+
+    def _take_out(self, rows: pa.Table) -> None:
+        """Delete the old rows of the keys of some rows, and keep what other columns have in them."""
+        self._load(rows, self._columns)
+        self._run("CREATE TEMP TABLE {out} ON COMMIT DROP AS SELECT * FROM {table} WITH NO DATA")
+        for nulls in self._nulls:
+            self._run(
+                "WITH gone AS (DELETE FROM {table} t USING {loaded} s WHERE {same} RETURNING t.*) "
+                "INSERT INTO {out} SELECT * FROM gone",
+                same=self._same(nulls),
+            )
+
+    def _put_back(self, rows: pa.Table) -> None:
+        """Insert rows, those that were taken out with the old values of columns that the sink doesn't write."""
+        sql = self._sql
+        self._load(rows, self._columns)
+        found = self._connection.execute(
+            "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 "
+            "AND NOT attisdropped AND attgenerated = ''",
+            [self._table.as_string(self._connection)],
+        ).fetchall()
+        own = set(self._spelled.values())
+        others = [sql.Identifier(name) for (name,) in found if name not in own]
+        names = [*self._name.values(), *others]
+        values = [sql.SQL("s.{}").format(name) for name in self._name.values()]
+        values += [sql.SQL("t.{}").format(name) for name in others]
+        for nulls in self._nulls:
+            self._run(
+                "INSERT INTO {table} ({names}) OVERRIDING SYSTEM VALUE "
+                "SELECT {values} FROM {loaded} s JOIN {out} t ON {same}",
+                names=sql.SQL(", ").join(names), values=sql.SQL(", ").join(values),
+                same=self._same(nulls),
+            )  # fmt: skip
+        self._upsert_loaded(differing=True)  # those with new keys
 
     def holds_rows(self) -> bool:
         return bool(self._run("SELECT EXISTS (SELECT FROM {table})").fetchone()[0])
@@ -291,6 +366,7 @@ class Writer:
     def _run(self, statement: str, **parts: Composable) -> Any:
         sql = self._sql
         known = {"table": self._table, "loaded": self._loaded, "all": self._all}
+        known["out"] = self._taken_out
         return self._connection.execute(sql.SQL(statement).format(**known, **parts))
 
 
