@@ -236,6 +236,23 @@ def test_foreign_rows_need_overwrite(tmp_path: Path) -> None:
     assert counted(held(tmp_path / "t")) == log.expected(3)
 
 
+@pytest.mark.parametrize("rows", [0, 3])
+def test_a_table_has_one_sink(rows: int, tmp_path: Path) -> None:
+    log, path, present = changelog("keyed"), tmp_path / "t", {"app1": "first"}
+    target = log.target("app2", others=lambda: present)
+    first = opened(log.target("app1"), path)
+    first.replace(None, Epoch(1), log.rows(0))
+    with pytest.raises(StateError, match=r"SINK_TARGET_NOT_EMPTY.*one of sink first"):
+        opened(target, path).replace(None, Epoch(3), log.rows(rows))
+    assert first.committed() == 1
+    opened(target, path, overwrite="true").replace(None, Epoch(3), log.rows(rows))
+    assert first.committed() is None  # so it delivers no more
+    assert opened(target, path).committed() == 3
+    DeltaTable(str(path)).delete()
+    opened(log.target("app3"), path).replace(None, Epoch(4), log.rows(4))  # app2 was dropped
+    assert counted(held(path)) == log.expected(4)
+
+
 def test_new_columns_are_added_and_old_names_kept(tmp_path: Path) -> None:
     few = t.StructType([field for field in COLUMNS if field.name in ("K", "a.b", "op")])
     old = Changelog("keyed", columns=few)

@@ -668,6 +668,21 @@ def test_a_restored_target_is_told(engine, memory) -> None:
     assert held(memory) == rows(engine.snapshot("totals"))
 
 
+def test_a_target_has_one_sink(engine, tmp_path) -> None:
+    engine.view("none", "SELECT * FROM sales WHERE v > 1000")
+    first = engine.sink("first", "none", "delta", path=str(tmp_path / "lake"))
+    await_epoch(engine, first, engine.advance())
+    second = engine.sink("second", "none", "delta", path=str(tmp_path / "lake"))
+    engine.advance()
+    until(lambda: "sink first" in second.status().get("error", ""), second.status)
+    assert second.status()["condition"] == "SINK_TARGET_NOT_EMPTY"
+    assert first.status()["state"] == "live"
+    first.drop()
+    engine.execute("INSERT INTO sales VALUES (4, 'gold', 5000.0)")
+    await_epoch(engine, second, engine.advance())
+    assert second.status()["state"] == "live"
+
+
 @pytest.mark.parametrize("name", ["delta", "parquet", "kafka", "webhook"])
 def test_a_column_with_the_name_of_one_of_a_change_feed_is_refused(engine, name, tmp_path) -> None:
     engine.view("odd", "SELECT item AS _CHANGE_TYPE FROM sales")

@@ -8,7 +8,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -228,6 +228,24 @@ def test_two_sinks_write_to_different_topics_only(broker: Broker, topic: str) ->
     assert error.value.condition == "SINK_TARGET_NOT_EMPTY"
     sink.close()
     other.close()
+
+
+def test_a_topic_without_messages_has_one_sink(broker: Broker, topic: str) -> None:
+    given = {"bootstrap_servers": broker.address, "topic": topic}
+    followed = replace(target("other"), others=lambda: {target(topic).app: "first"})
+    first = opened(broker, topic)
+    first.replace(None, Epoch(1), one(1).slice(1))
+    second = KafkaFormat().open(followed, given)
+    with pytest.raises(EddylineError, match=r"SINK_TARGET_NOT_EMPTY.*one of sink first"):
+        second.replace(second.committed(), Epoch(3), one(2))
+    assert first.committed() == 1
+    second = KafkaFormat().open(followed, given | {"overwrite": "true"})
+    second.replace(second.committed(), Epoch(3), one(2))
+    assert first.committed() is None  # so it delivers no more
+    assert second.committed() == 3
+    assert content(broker, topic, "upsert") == expected(Counter([row(2)]))
+    first.close()
+    second.close()
 
 
 @pytest.mark.parametrize("envelope", FORMS)

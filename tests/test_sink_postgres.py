@@ -260,6 +260,25 @@ def test_foreign_rows_need_overwrite(url: str) -> None:
     assert held(url, ["k", *COLUMNS.names[1:]]) == expected(log, 3)
 
 
+@pytest.mark.parametrize("table", ["t", "public.t"])
+def test_a_table_has_one_sink(table: str, url: str) -> None:
+    log, present = changelog("keyed"), {"app1": "first"}
+    target = log.target("app2", others=lambda: present)
+    first = opened(log.target("app1"), url)
+    first.replace(None, Epoch(1), log.rows(0))
+    run(url, "INSERT INTO eddyline_sinks VALUES ('app3', 'other', 7), ('app4', 'x.other', 7)")
+    with pytest.raises(StateError, match=r"SINK_TARGET_NOT_EMPTY.*one of sink first"):
+        opened(target, url, table=table).replace(None, Epoch(3), log.rows(3))
+    assert first.committed() == 1
+    second = opened(target, url, table=table, overwrite="true")
+    second.replace(None, Epoch(3), log.rows(3))
+    assert first.committed() is None  # so it delivers no more
+    assert run(url, "SELECT count(*) FROM eddyline_sinks") == [(3,)]
+    run(url, "DELETE FROM t")
+    opened(log.target("app5"), url).replace(None, Epoch(4), log.rows(4))  # app2 was dropped
+    assert held(url) == expected(log, 4)
+
+
 def test_new_columns_are_added(url: str) -> None:
     few = t.StructType([field for field in COLUMNS if field.name in ("K", "a.b", "op")])
     old, new = Changelog("keyed", columns=few), changelog("keyed")

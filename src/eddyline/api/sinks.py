@@ -319,6 +319,11 @@ class Sinks:
             None if key is None else tuple(columns.names[place] for place in key),
             compiled.compiled.append_only,
             refuse=keep_none if stop or not sink.id else self._letters_of(sink),
+            others=lambda: {
+                f"eddyline/{storage}/{other.id}": other.name
+                for other in workspace.catalog.sinks
+                if other.id != sink.id
+            },
         )
 
     def _open(self, sink: Entry, view: Entry, target: Target) -> Delivery:

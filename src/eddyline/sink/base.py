@@ -6,7 +6,7 @@ A new kind of target is a `SinkFormat`, which opens a `Sink`, and an entry in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -78,6 +78,7 @@ class Target:
         refuse: keeps rows that the target refuses; call it before the transaction commits. It can be
             repeated with the same rows.
         notes: what the sink has to remember over crashes.
+        others: returns the names of the other sinks of the storage by their permanent ids.
     """
 
     app: str
@@ -89,6 +90,7 @@ class Target:
     delivered: Epoch | None = None
     refuse: Refuse = field(default=keep_none, compare=False)
     notes: Notes = field(default_factory=NotesInMemory, compare=False)
+    others: Callable[[], Mapping[str, str]] = field(default=dict, compare=False)
 
 
 class Sink(Protocol):
@@ -128,7 +130,8 @@ class Sink(Protocol):
 
         Raises:
             StateError: SINK_TARGET_MOVED as in `deliver`; SINK_TARGET_NOT_EMPTY, `base` is None, the
-                target holds rows that this sink hasn't written, and has no option `overwrite` that is true.
+                target holds rows that this sink hasn't written or is that of another sink, and has no option
+                `overwrite` that is true.
         """
 
     def close(self) -> None:
@@ -226,6 +229,29 @@ def target_not_empty(target: Target, place: str, way_out: str = _OVERWRITE) -> S
         sink=target.name,
         hint=way_out,
     )
+
+
+def check_owners(
+    target: Target, place: str, owners: Collection[str], *, overwrite: bool
+) -> Collection[str]:
+    """Return the ids of sinks that no longer own a target; raise StateError if one of the storage's still does.
+
+    A dropped sink owns nothing. Those of other storages can't be asked: they find that their epoch is gone.
+
+    Args:
+        owners: ids of the other sinks whose epochs the target holds.
+        overwrite: whether the target is taken from sinks of this storage, too.
+    """
+    present = target.others()
+    if not overwrite and (taken := [present[app] for app in owners if app in present]):
+        raise StateError(
+            f"{place}, the target of sink {target.name}, is the one of sink {taken[0]}",
+            condition="SINK_TARGET_NOT_EMPTY",
+            sink=target.name,
+            hint=f"give another target, or drop sink {taken[0]}; or set the option overwrite = true: "
+            "the other sink then stops",
+        )
+    return owners
 
 
 def sink_failed(target: Target, error: object, secrets: Sequence[str] = ()) -> EngineError:

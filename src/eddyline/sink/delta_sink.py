@@ -9,7 +9,7 @@ made again without the rows that violate them, which become dead letters.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,14 @@ from eddyline.changes import (
     Epoch,
 )
 from eddyline.errors import EddylineError, missing_package
-from eddyline.sink.base import REFUSED_MIN, Target, sink_failed, target_moved, target_not_empty
+from eddyline.sink.base import (
+    REFUSED_MIN,
+    Target,
+    check_owners,
+    sink_failed,
+    target_moved,
+    target_not_empty,
+)
 from eddyline.sink.delta_checks import violations
 from eddyline.sink.rows import KeyedChanges, difference, keyed_changes
 from eddyline.spark.schema import arrow_schema
@@ -53,6 +60,7 @@ ATTEMPTS = 10
 """How often a commit is tried while others commit to the same table."""
 
 _GONE = "gone"
+_NONE = 0  # the epoch of a sink from which the table was taken
 
 Write = Callable[["DeltaTable", "CommitProperties", bool], None]
 
@@ -140,11 +148,12 @@ class DeltaSink:
                 if self._table is None or found != base:
                     raise target_moved(self._target, base, found)
                 table, version = self._table, self._table.version()
+                properties = self._properties(epoch, self._taken(table) if base is None else ())
                 try:
-                    write(table, self._properties(epoch), checked)
+                    write(table, properties, checked)
                     found = self._epoch()
                     if found == base:  # nothing to change: delta-rs made no commit
-                        self._commit_number(table, epoch)
+                        self._commit_number(table, properties)
                     elif found != epoch:
                         raise target_moved(self._target, epoch, found)
                 except deltalake.exceptions.CommitFailedError as failed:
@@ -159,16 +168,23 @@ class DeltaSink:
                 return
             raise sink_failed(self._target, f"others always commit first: {error}")
 
-    def _commit_number(self, table: DeltaTable, epoch: Epoch) -> None:
-        table.create_write_transaction(
-            [], "append", table.schema(), commit_properties=self._properties(epoch)
-        )
+    def _commit_number(self, table: DeltaTable, properties: CommitProperties) -> None:
+        table.create_write_transaction([], "append", table.schema(), commit_properties=properties)
         table.update_incremental()
 
-    def _properties(self, epoch: Epoch) -> CommitProperties:
+    def _taken(self, table: DeltaTable) -> Collection[str]:
+        """Return the ids of the other sinks of the table; StateError if it isn't taken from them.
+
+        A table can't list those whose epochs it holds: the sinks of the storage are looked up.
+        """
+        owners = [app for app in self._target.others() if table.transaction_version(app)]
+        return check_owners(self._target, self._path, owners, overwrite=self._overwrite)
+
+    def _properties(self, epoch: Epoch, taken: Collection[str]) -> CommitProperties:
         deltalake = _package()
+        epochs = {self._target.app: epoch, **dict.fromkeys(taken, _NONE)}
         properties: CommitProperties = deltalake.CommitProperties(
-            app_transactions=[deltalake.Transaction(self._target.app, epoch)],
+            app_transactions=[deltalake.Transaction(app, last) for app, last in epochs.items()],
             custom_metadata={"eddyline.epoch": str(epoch), "eddyline.sink": self._target.name},
             max_commit_retries=0,
         )
@@ -198,7 +214,7 @@ class DeltaSink:
         if self._table is None:
             return None
         found = self._table.transaction_version(self._target.app)
-        return None if found is None else Epoch(found)
+        return Epoch(found) if found else None
 
     def _cast(self, changes: pa.Table) -> pa.Table:
         count = len(self._rows)

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from types import MappingProxyType
@@ -31,7 +31,13 @@ from eddyline.relay.kafka_client import (
     create_topics,
     timed_out,
 )
-from eddyline.sink.base import Target, sink_failed, target_moved, target_not_empty
+from eddyline.sink.base import (
+    Target,
+    check_owners,
+    sink_failed,
+    target_moved,
+    target_not_empty,
+)
 from eddyline.sink.envelopes import Content, Edit, Envelope, Sent, Stamp, Texts
 from eddyline.sink.rows import keyed_changes
 from eddyline.state.kernels import repeat
@@ -104,6 +110,7 @@ class KafkaSink:
         self._begun = math.inf  # the last transaction, in seconds
         self._open = False  # whether a transaction has neither been committed nor aborted
         self._failed = False  # a message of the transaction
+        self._taken: Collection[str] = ()  # the other sinks from which the topic is taken
         self._too_large: list[int] = []  # sizes of messages that the brokers refuse
 
     def committed(self) -> Epoch | None:
@@ -113,11 +120,13 @@ class KafkaSink:
     def deliver(self, base: Epoch, epoch: Epoch, changes: pa.Table) -> None:
         with self._translated():
             self._check(base)
+            self._taken = ()
             self._until_it_fits(lambda: self._edit(changes), epoch)
 
     def replace(self, base: Epoch | None, epoch: Epoch, rows: pa.Table) -> None:
         with self._translated():
             self._check(base)
+            self._taken = self._owners() if base is None else ()
             content = self._content(base)
             all_rows = repeat(
                 rows.select(range(rows.num_columns - 2)),
@@ -131,6 +140,7 @@ class KafkaSink:
                 return self._envelope.difference(content, wanted.chosen(np.flatnonzero(fitting)))
 
             self._until_it_fits(edit, epoch, content.partitions)
+            self._taken = ()
 
     def close(self) -> None:
         self._drop()
@@ -269,6 +279,8 @@ class KafkaSink:
                     producer.poll(0.1)
             if not place % 1000:
                 producer.poll(0)
+        for app in self._taken:
+            producer.produce(topic + EPOCHS, None, app, partition=0, headers=header)
         state = json.dumps({"epoch": epoch, "sink": self._target.name}, ensure_ascii=False)
         producer.produce(topic + EPOCHS, state, self._target.app, partition=0, headers=header)
 
@@ -318,6 +330,23 @@ class KafkaSink:
             if begin == whole.begin:
                 return None
             distance *= 8
+
+    def _owners(self) -> Collection[str]:
+        """Return the other sinks whose epochs the topic of epochs has; StateError if it isn't taken from them."""
+        assert self._admin is not None
+        epochs = self._topic + EPOCHS
+        held: dict[str | None, object] = {}
+        for some in topics.messages(
+            self._consumer(), epochs, topics.committed_ranges(self._admin, epochs)
+        ):
+            held |= {_text(message.key()): message.value() for message in some}
+        owners = [
+            app
+            for app, state in held.items()
+            if state is not None and app not in (None, self._target.app)
+        ]
+        place = f"the topic {self._topic}"
+        return check_owners(self._target, place, owners, overwrite=self._overwrite)
 
     def _content(self, base: Epoch | None) -> Content:
         """Return the rows that the topic has.

@@ -120,7 +120,7 @@ def _target_restored(target: Epoch | None, cursor: Epoch) -> StateError:
     held = "no epoch" if target is None else f"epoch {target}"
     return StateError(
         f"the sink's target holds {held}, but epoch {cursor} was delivered to it: it was restored "
-        "from a copy, emptied, or is another one",
+        "from a copy, emptied, taken by another sink, or is another one",
         condition="SINK_TARGET_RESTORED",
         hint="connect the target that was delivered to; or call resend() on the sink (eddyline sink "
         "resend): the target's rows then become those of the view",

@@ -20,6 +20,7 @@ from eddyline.errors import CatalogError, EngineError, missing_package
 from eddyline.sink.base import (
     Sink,
     Target,
+    check_owners,
     is_true,
     key_of,
     refused,
@@ -149,6 +150,7 @@ class PostgresSink:
             self._store(connection, base, epoch)
             writer = self._writer(connection)
             if base is None:
+                self._take(connection)
                 if writer.holds_rows():
                     if not self._overwrite:
                         raise target_not_empty(self._target, self._place)
@@ -201,6 +203,25 @@ class PostgresSink:
         values = [epoch, app, self._place, base]
         if connection.execute(update.format(self._epochs), values).rowcount != 1:
             raise target_moved(self._target, base, None)
+
+    def _take(self, connection: Connection) -> None:
+        """Remove the epochs of other sinks of the table; StateError if one of them is still there."""
+        sql = self._psycopg.sql
+        table, app = self._table.as_string(connection), self._target.app
+        connection.execute("SELECT pg_advisory_xact_lock(to_regclass(%s)::oid::bigint)", [table])
+        query = sql.SQL(
+            "SELECT sink FROM {} WHERE sink <> %s AND (target = %s "
+            "OR to_regclass(quote_ident(target)) = to_regclass(%s) OR position('.' in target) > 0 "
+            "AND to_regclass(format('%%I.%%I', split_part(target, '.', 1), split_part(target, '.', 2)))"
+            " = to_regclass(%s))"
+        )
+        values = [app, self._place, table, table]
+        found = connection.execute(query.format(self._epochs), values).fetchall()
+        owners = check_owners(
+            self._target, self._place, [owner for (owner,) in found], overwrite=self._overwrite
+        )
+        remove = sql.SQL("DELETE FROM {} WHERE sink = ANY(%s)")
+        connection.execute(remove.format(self._epochs), [list(owners)])
 
     def _writer(self, connection: Connection) -> Writer:
         return Writer(self._psycopg, connection, self._table, self._target, self._key)
