@@ -291,6 +291,19 @@ def test_new_columns_are_added(url: str) -> None:
     assert held(url) == expected(new, 12)
 
 
+def test_a_dropped_column_stops_the_sink(url: str) -> None:
+    log = changelog("keyed")
+    sink = opened(log.target(), url)
+    sink.replace(None, Epoch(3), log.rows(3))
+    run(url, "ALTER TABLE t RENAME tiny TO small")
+    with pytest.raises(StateError, match=r"SINK_TARGET_RESTORED.*no column tiny.*resend"):
+        sink.deliver(Epoch(3), Epoch(6), log.changes(3, 6))
+    assert sink.committed() == 3
+    sink.replace(Epoch(3), Epoch(6), log.rows(6))  # what resend() does
+    sink.deliver(Epoch(6), Epoch(9), log.changes(6, 9))
+    assert held(url) == expected(log, 9)
+
+
 def test_a_dropped_table_is_a_target_without_an_epoch(url: str) -> None:
     log = changelog("keyed")
     sink = opened(log.target(), url)

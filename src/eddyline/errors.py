@@ -166,7 +166,7 @@ CONDITIONS: dict[str, Condition] = {
     "SINK_TARGET_AHEAD": Condition(USER, False, "A sink's target is ahead of the storage: one of them was restored from a copy, or they don't belong together. Connect the right target, or `resend`: the target's rows then become those of the view."),
     "SINK_TARGET_MOVED": Condition(ENVIRONMENT, True, "Another engine has delivered to a sink's target in the meantime. Stop one of the two; the delivery goes on from what the target holds."),
     "SINK_TARGET_NOT_EMPTY": Condition(USER, False, "A sink's target holds rows that this sink hasn't written, or is the target of another sink. Give another target, or empty it and drop the other sink; sinks to Delta, PostgreSQL and Kafka also have the option overwrite = true."),
-    "SINK_TARGET_RESTORED": Condition(USER, False, "A sink's target lacks epochs that were delivered to it, or another sink has taken it. Connect the right target, or `resend`: the target's rows then become those of the view."),
+    "SINK_TARGET_RESTORED": Condition(USER, False, "A sink's target lacks epochs or columns that were delivered to it, or another sink has taken it. Connect the right target, or `resend`: the target's rows then become those of the view."),
     # installation
     "MISSING_PACKAGE": Condition(ENVIRONMENT, False, "An optional package is not installed. The hint has the command that installs it."),
     "NOT_INSTALLED": Condition(ENVIRONMENT, False, "The command belongs to a package that is not installed. The hint has the command that installs it."),

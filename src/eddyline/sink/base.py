@@ -231,6 +231,18 @@ def target_not_empty(target: Target, place: str, way_out: str = _OVERWRITE) -> S
     )
 
 
+def target_lacks(target: Target, place: str, column: str) -> StateError:
+    """Return the error for a target that has lost a column with the values that were delivered to it."""
+    return StateError(
+        f"{place}, the target of sink {target.name}, has no column {column}, which was delivered to it: "
+        "it was dropped or renamed",
+        condition="SINK_TARGET_RESTORED",
+        sink=target.name,
+        hint="give the column its name back; or call resend() on the sink (eddyline sink resend): the "
+        "column is added, with the values of the view",
+    )
+
+
 def check_owners(
     target: Target, place: str, owners: Collection[str], *, overwrite: bool
 ) -> Collection[str]:

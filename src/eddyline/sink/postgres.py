@@ -139,7 +139,7 @@ class PostgresSink:
         with self._transaction() as connection:
             self._store(connection, base, epoch)
             if changes.num_rows:
-                writer = self._writer(connection)
+                writer = self._writer(connection, place=self._place)
                 left_out = writer.each(done.deleted, writer.delete)
                 left_out += writer.upsert_each(done.upserted)
                 self._refuse(left_out)
@@ -223,8 +223,8 @@ class PostgresSink:
         remove = sql.SQL("DELETE FROM {} WHERE sink = ANY(%s)")
         connection.execute(remove.format(self._epochs), [list(owners)])
 
-    def _writer(self, connection: Connection) -> Writer:
-        return Writer(self._psycopg, connection, self._table, self._target, self._key)
+    def _writer(self, connection: Connection, *, place: str = "") -> Writer:
+        return Writer(self._psycopg, connection, self._table, self._target, self._key, place=place)
 
     def _refuse(self, left_out: list[tuple[pa.Table, str]]) -> None:
         if not left_out:

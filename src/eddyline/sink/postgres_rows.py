@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pyarrow as pa
 
-from eddyline.sink.base import REFUSED_MIN, Target, sink_failed
+from eddyline.sink.base import REFUSED_MIN, Target, sink_failed, target_lacks
 from eddyline.sink.postgres_text import csv_rows, postgres_type
 
 if TYPE_CHECKING:
@@ -28,7 +28,11 @@ Apply = Callable[[pa.Table], None]
 
 
 class Writer:
-    """Writes to the table within one transaction: rows are loaded, then applied by SQL."""
+    """Writes to the table within one transaction: rows are loaded, then applied by SQL.
+
+    Args:
+        place: the table's name for errors, if it has all columns already; otherwise those that it lacks are added.
+    """
 
     def __init__(
         self,
@@ -37,6 +41,8 @@ class Writer:
         table: Composable,
         target: Target,
         key: tuple[str, ...] | None,
+        *,
+        place: str = "",
     ) -> None:
         self._psycopg, self._connection, self._table = psycopg, connection, table
         self._target, self._columns = target, target.columns.names
@@ -45,7 +51,7 @@ class Writer:
         sql = self._sql = psycopg.sql
         if not exists(connection, table):
             self._create(target)
-        self._spelled = dict(zip(self._columns, self._add_columns(target), strict=True))
+        self._spelled = dict(zip(self._columns, self._add_columns(target, place), strict=True))
         self._name = {column: sql.Identifier(name) for column, name in self._spelled.items()}
         self._all = sql.SQL(", ").join(self._name.values())
         self._loaded, self._taken_out = sql.Identifier(_LOADED), sql.Identifier(_TAKEN_OUT)
@@ -329,7 +335,7 @@ class Writer:
         create = sql.SQL("CREATE TABLE {} ({})").format(self._table, columns)
         self._connection.execute(create)
 
-    def _add_columns(self, target: Target) -> list[str]:
+    def _add_columns(self, target: Target, place: str) -> list[str]:
         """Add columns that the table lacks; return the table's names, which may differ in case."""
         sql = self._sql
         found = self._connection.execute(
@@ -342,6 +348,8 @@ class Writer:
         for field in target.columns:
             name = there.get(field.name) or there.get(field.name.lower())
             if name is None:
+                if place:
+                    raise target_lacks(target, place, field.name)
                 name = field.name
                 kind = sql.SQL(postgres_type(field.dataType) or "text")
                 add = sql.SQL("ALTER TABLE {} ADD COLUMN {} {}")
