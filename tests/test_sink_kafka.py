@@ -19,7 +19,7 @@ from eddyline.changes import Epoch
 from eddyline.errors import CatalogError, EddylineError, EngineError
 from processes import Child
 from sink_changes import SCHEMA, Changelog, Row, expected, parsed, target, weighted
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, until
 
 pytest.importorskip("confluent_kafka")
 
@@ -228,6 +228,31 @@ def test_two_sinks_write_to_different_topics_only(broker: Broker, topic: str) ->
     assert error.value.condition == "SINK_TARGET_NOT_EMPTY"
     sink.close()
     other.close()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_deleted_topic_is_a_target_without_an_epoch(
+    broker: Broker, topic: str, again: bool
+) -> None:
+    sink = opened(broker, topic)
+    sink.replace(sink.committed(), Epoch(1), one(1))
+    client = admin(broker)
+    client.delete_topics([topic])[topic].result(PATIENCE_S)
+    until(lambda: topic not in admin(broker).list_topics(timeout=PATIENCE_S).topics)
+    if again:
+        created(broker, topic)
+        until(lambda: topic in admin(broker).list_topics(timeout=PATIENCE_S).topics)
+    else:
+        assert sink.committed() is None
+    sink.close()
+    sink = opened(broker, topic)
+    assert sink.committed() is None  # though it has connected, and made the topic
+    sink.close()
+    sink = opened(broker, topic)  # what resend() does
+    sink.replace(sink.committed(), Epoch(2), one(1, "x"))
+    assert sink.committed() == 2
+    assert content(broker, topic, "upsert") == expected(Counter([row(1, "x")]))
+    sink.close()
 
 
 def test_a_topic_without_messages_has_one_sink(broker: Broker, topic: str) -> None:

@@ -111,6 +111,7 @@ class KafkaSink:
         self._open = False  # whether a transaction has neither been committed nor aborted
         self._failed = False  # a message of the transaction
         self._taken: Collection[str] = ()  # the other sinks from which the topic is taken
+        self._identity: str | None = None  # of the topic
         self._too_large: list[int] = []  # sizes of messages that the brokers refuse
 
     def committed(self) -> Epoch | None:
@@ -281,7 +282,8 @@ class KafkaSink:
                 producer.poll(0)
         for app in self._taken:
             producer.produce(topic + EPOCHS, None, app, partition=0, headers=header)
-        state = json.dumps({"epoch": epoch, "sink": self._target.name}, ensure_ascii=False)
+        named = {"epoch": epoch, "sink": self._target.name, "topic": self._identity}
+        state = json.dumps(named, ensure_ascii=False)
         producer.produce(topic + EPOCHS, state, self._target.app, partition=0, headers=header)
 
     def _flush(self, producer: Producer) -> None:
@@ -311,7 +313,7 @@ class KafkaSink:
             raise target_moved(self._target, base, found)
 
     def _held(self) -> Epoch | None:
-        """Return the epoch that the topic of epochs has for this sink."""
+        """Return the epoch that the topic of epochs has for this sink; None also if it is that of another topic."""
         if self._producer is None:
             self._connect()
         assert self._admin is not None
@@ -326,8 +328,13 @@ class KafkaSink:
                     if message.key() == app:
                         found = message.value()
             if found is not None:
-                return Epoch(int(json.loads(found)["epoch"]))
+                state = json.loads(found)
+                self._identity = topics.identity(self._admin, self._topic)
+                if state.get("topic") not in (None, self._identity):
+                    return None  # the topic that was delivered to is gone
+                return Epoch(int(state["epoch"]))
             if begin == whole.begin:
+                self._identity = topics.identity(self._admin, self._topic)
                 return None
             distance *= 8
 

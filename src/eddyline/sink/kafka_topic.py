@@ -18,6 +18,7 @@ from eddyline.relay.kafka_client import (
     KafkaException,
     Message,
     OffsetSpec,
+    TopicCollection,
     TopicPartition,
     offsets_at,
     timed_out,
@@ -28,6 +29,7 @@ LEAST_LIMIT = 1_000_000
 
 _LIMIT = "max.message.bytes"
 _READ_AT_ONCE = 10_000
+_KNOWN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,24 @@ def size_limit(admin: AdminClient, topic: str) -> int:
         return int(found.result(TIMEOUT_S)[_LIMIT].value)
     except (KafkaException, KeyError, TypeError):  # not every client may read settings
         return LEAST_LIMIT
+
+
+def identity(admin: AdminClient, topic: str) -> str | None:
+    """Return the id that brokers have given to a topic when it was created; None if it isn't there.
+
+    A broker that has just started, or a topic just created, may not be known to all at once.
+    """
+    deadline = time.monotonic() + _KNOWN_S
+    while True:
+        (found,) = admin.describe_topics(TopicCollection([topic])).values()
+        try:
+            return str(found.result(TIMEOUT_S).topic_id)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(RETRY_EVERY_S)
 
 
 def committed_ranges(admin: AdminClient, topic: str) -> list[Range]:
