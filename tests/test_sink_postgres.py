@@ -171,6 +171,21 @@ def test_types(url: str) -> None:
     assert index.endswith('("K", "a.b") NULLS NOT DISTINCT')
 
 
+def test_names_with_percent_signs(url: str) -> None:
+    columns = t.StructType(
+        [t.StructField("%s", t.LongType()), t.StructField("100%", t.StringType())]
+    )
+    schema = pa.schema([("%s", pa.int64()), ("100%", pa.string())])
+    run(url, 'CREATE SCHEMA "100%s"')
+    sink = opened(Target("app", "k", columns, schema, ("%s",)), url, table='"100%s"."%t"')
+    assert sink.committed() is None
+    given = [*columns.names, "op", "w"]
+    sink.replace(None, Epoch(1), small(a=1, bb=1).rename_columns(given))
+    sink.deliver(Epoch(1), Epoch(2), small(a=-1, ccc=1).rename_columns(given))
+    assert sink.committed() == 2
+    assert sorted(run(url, 'SELECT "100%" FROM "100%s"."%t"')) == [("bb",), ("ccc",)]
+
+
 def test_values_as_text() -> None:
     nested = pa.array([[{"a": 'x"\n\\'}, None], None, []], pa.list_(pa.struct({"a": pa.string()})))
     rows = pa.table({"n": nested, "i": pa.array([1500000, None, -1], pa.duration("us"))})

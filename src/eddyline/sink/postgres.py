@@ -37,6 +37,7 @@ from eddyline.state.kernels import repeat
 
 if TYPE_CHECKING:
     from psycopg import Connection
+    from psycopg.sql import Composable
 
 DEAD_LETTERS, STOP = "dead letters", "stop"
 EPOCHS = "eddyline_sinks"
@@ -170,7 +171,7 @@ class PostgresSink:
             return None
         query = sql.SQL("SELECT epoch FROM {} WHERE sink = %s AND target = %s")
         row = connection.execute(
-            query.format(self._epochs), [self._target.app, self._place]
+            query.format(self._epochs_in(connection)), [self._target.app, self._place]
         ).fetchone()
         return None if row is None else Epoch(row[0])
 
@@ -194,15 +195,23 @@ class PostgresSink:
                 "INSERT INTO {} (sink, target, epoch) VALUES (%s, %s, %s) ON CONFLICT (sink) "
                 "DO UPDATE SET target = excluded.target, epoch = excluded.epoch, updated_at = now()"
             )
-            connection.execute(insert.format(self._epochs), [app, self._place, epoch])
+            connection.execute(
+                insert.format(self._epochs_in(connection)), [app, self._place, epoch]
+            )
             return
         update = sql.SQL(
             "UPDATE {} SET epoch = %s, updated_at = now() "
             "WHERE sink = %s AND target = %s AND epoch = %s"
         )
         values = [epoch, app, self._place, base]
-        if connection.execute(update.format(self._epochs), values).rowcount != 1:
+        if connection.execute(update.format(self._epochs_in(connection)), values).rowcount != 1:
             raise target_moved(self._target, base, None)
+
+    def _epochs_in(self, connection: Connection) -> Composable:
+        """Return the name of the table of epochs for statements with parameters, where % begins one."""
+        name = self._epochs.as_string(connection).replace("%", "%%")
+        escaped: Composable = self._psycopg.sql.SQL(name)
+        return escaped
 
     def _take(self, connection: Connection) -> None:
         """Remove the epochs of other sinks of the table; StateError if one of them is still there."""
@@ -216,12 +225,12 @@ class PostgresSink:
             " = to_regclass(%s))"
         )
         values = [app, self._place, table, table]
-        found = connection.execute(query.format(self._epochs), values).fetchall()
+        found = connection.execute(query.format(self._epochs_in(connection)), values).fetchall()
         owners = check_owners(
             self._target, self._place, [owner for (owner,) in found], overwrite=self._overwrite
         )
         remove = sql.SQL("DELETE FROM {} WHERE sink = ANY(%s)")
-        connection.execute(remove.format(self._epochs), [list(owners)])
+        connection.execute(remove.format(self._epochs_in(connection)), [list(owners)])
 
     def _writer(self, connection: Connection, *, place: str = "") -> Writer:
         return Writer(self._psycopg, connection, self._table, self._target, self._key, place=place)
