@@ -47,6 +47,7 @@ class MemoryFormat:
         default_factory=lambda: dict.fromkeys(("place", "key", "password", "on_refused"), "")
     )
     secrets: Sequence[str] = ("password",)
+    fixed: Sequence[str] = ()
 
     def check(self, target: Target, options: Mapping[str, str]) -> None:
         key_of(target, options.get("key"))

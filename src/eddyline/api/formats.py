@@ -42,14 +42,3 @@ SINKS: dict[str, SinkFormat] = {
     "webhook": WebhookFormat(),
 }
 """Formats of sinks by the name after USING, in lower case."""
-
-KEPT: dict[str, tuple[str, ...]] = {
-    "csv": ("path",),
-    "delta": ("path", "mode"),
-    "jsonl": ("path",),
-    "kafka": ("topic", "envelope"),
-    "parquet": ("path",),
-    "postgres": ("table",),
-    "webhook": ("url", "batch_rows"),
-}
-"""Options that a sink keeps: they say what its target is, or in what form it has got what it holds."""

@@ -18,7 +18,7 @@ from eddyline.answers.deliverer import STOP_S, Delivered, Deliverer
 from eddyline.answers.delivery import CommittedChangelog, Delivery
 from eddyline.answers.sinks import IDENTITY, sinks_status
 from eddyline.api import drafts
-from eddyline.api.formats import KEPT, SINKS
+from eddyline.api.formats import SINKS
 from eddyline.api.workspace import Workspace
 from eddyline.arguments import wrong_argument
 from eddyline.catalog.entries import COMMIT_INTERVAL, REJECTS, SINK, VIEW, Entry
@@ -125,7 +125,7 @@ class Sinks:
             given = given_options(options)
             if present.format == FUNCTION:
                 raise wrong_argument("the sink", name, "a function has no options")
-            for option in KEPT.get(present.format, ()):
+            for option in SINKS[present.format].fixed:
                 if given.get(option) != present.options.get(option):
                     hint = f"sink {present.name} keeps it: create another sink"
                     raise wrong_argument(f"the option {option}", given.get(option), hint)

@@ -149,6 +149,10 @@ class SinkFormat(Protocol):
     def secrets(self) -> Sequence[str]:
         """Names of options that can't be given in the clear: the catalog would hold them."""
 
+    @property
+    def fixed(self) -> Sequence[str]:
+        """Names of options that a sink keeps: they say what its target is, or in what form it holds the rows."""
+
     def check(self, target: Target, options: Mapping[str, str]) -> None:
         """Check options and view when a sink is created, without connecting to anything.
 

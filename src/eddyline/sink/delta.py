@@ -39,6 +39,7 @@ class DeltaFormat:
         "optimize_every": f"commits between compactions, with vacuum; 0 = never ({OPTIMIZE_EVERY})",
     }
     secrets: Sequence[str] = ()
+    fixed: Sequence[str] = ("path", "mode")
 
     def check(self, target: Target, options: Mapping[str, str]) -> None:
         package("a sink of format delta")

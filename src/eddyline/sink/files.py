@@ -69,6 +69,10 @@ class FilesFormat:
     def secrets(self) -> Sequence[str]:
         return ()
 
+    @property
+    def fixed(self) -> Sequence[str]:
+        return ("path",)
+
     def check(self, target: Target, options: Mapping[str, str]) -> None:
         if not options.get("path", "").strip():
             raise wrong_argument("the option path", options.get("path"), "give a folder")

@@ -56,6 +56,10 @@ class KafkaFormat:
     def secrets(self) -> Sequence[str]:
         return ("sasl_password", "ssl_key_password")
 
+    @property
+    def fixed(self) -> Sequence[str]:
+        return ("topic", "envelope")
+
     def check(self, target: Target, options: Mapping[str, str]) -> None:
         if not has_module("confluent_kafka"):
             raise missing_package("a sink of format kafka", "confluent-kafka", "kafka")

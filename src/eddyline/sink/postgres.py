@@ -79,6 +79,7 @@ class PostgresFormat:
         "on_refused": "what becomes of rows that the server refuses: dead letters (default) or stop",
     }
     secrets: Sequence[str] = ("password",)
+    fixed: Sequence[str] = ("table",)
 
     def check(self, target: Target, options: Mapping[str, str]) -> None:
         check_url(options)

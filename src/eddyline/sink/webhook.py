@@ -68,6 +68,10 @@ class WebhookFormat:
     def secrets(self) -> Sequence[str]:
         return ("secret",)
 
+    @property
+    def fixed(self) -> Sequence[str]:
+        return ("url", "batch_rows")
+
     def check(self, target: Target, options: Mapping[str, str]) -> None:
         url = options.get("url", "").strip()
         if not url.startswith("${"):

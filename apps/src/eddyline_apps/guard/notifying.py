@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eddyline.sink.function import FUNCTION
 from eddyline.sink.kafka import SERVERS
-from eddyline_apps.guard.config import FILES, Config, Notification
+from eddyline_apps.guard.config import FILES, SINKS, Config, Notification
 from eddyline_apps.guard.lists import ListFile
 
 if TYPE_CHECKING:
@@ -80,14 +80,12 @@ def _sinks(engine: Engine) -> list[Entry]:
 
 def _kept(sinks: Sequence[Entry], wanted: Sequence[Notification]) -> list[Entry | None]:
     """Return for each notification the sink that it goes on with: that of the same target which is most like it."""
-    from eddyline.api.formats import KEPT  # imported late: `guard list` does without
-
     pairs = [
         (_likeness(sink.options, one.options), number, place)
         for number, one in enumerate(wanted)
         for place, sink in enumerate(sinks)
         if sink.format == one.to
-        and all(sink.options.get(name) == one.options.get(name) for name in KEPT[one.to])
+        and all(sink.options.get(name) == one.options.get(name) for name in SINKS[one.to][0].fixed)
     ]
     found: dict[int, int] = {}
     for _, number, place in sorted(pairs, key=lambda pair: (-pair[0], *pair[1:])):
