@@ -125,7 +125,7 @@ class Sinks:
             given = given_options(options)
             if present.format == FUNCTION:
                 raise wrong_argument("the sink", name, "a function has no options")
-            for option in SINKS[present.format].fixed:
+            for option in _format(present.format).fixed:
                 if given.get(option) != present.options.get(option):
                     hint = f"sink {present.name} keeps it: create another sink"
                     raise wrong_argument(f"the option {option}", given.get(option), hint)
