@@ -194,6 +194,7 @@ def test_keyed_total(form):
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_history():
     result = history.run(rows=100, factor=3, delta=10, repeat=1)
     assert result.equal
@@ -212,7 +213,7 @@ def test_backfill():
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("run", [growth.run, growth.run_log])
+@pytest.mark.parametrize("run", [growth.run, pytest.param(growth.run_log, marks=pytest.mark.slow)])
 def test_growth(run):
     result = run(rows=5, repeat=12)
     assert result.equal

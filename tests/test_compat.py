@@ -45,14 +45,10 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessPoolExe
         yield pool
 
 
-# those between are slow: the oldest one needs all conversions that they need
+# the newest one tells a format that was changed without a new number; the oldest one needs all conversions
 @pytest.mark.parametrize(
     "version",
-    [
-        VERSIONS[0],
-        *(pytest.param(one, marks=pytest.mark.slow) for one in VERSIONS[1:-1]),
-        VERSIONS[-1],
-    ],
+    [*(pytest.param(one, marks=pytest.mark.slow) for one in VERSIONS[:-1]), VERSIONS[-1]],
 )
 def test_a_storage_of_each_format_goes_on(version: str, process: ProcessPoolExecutor) -> None:
     expected = json.loads((COMPAT / f"{version}.json").read_text("utf-8"), parse_float=str)

@@ -133,7 +133,7 @@ def test_killed_under_load(tmp_path: Path, kills: int, order: str) -> None:
     "the engine, {kills} times by kill -9, and the broker each second time",
 )
 @pytest.mark.kafka
-@pytest.mark.parametrize("kills", [1, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [pytest.param(n, marks=pytest.mark.slow) for n in (1, 8)])
 def test_killed_under_load_with_the_broker(tmp_path: Path, kills: int) -> None:
     folder = tmp_path / "broker"
     folder.mkdir()

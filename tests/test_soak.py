@@ -8,7 +8,7 @@ import pytest
 
 from soak import soak
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_random_changes_and_faults_lose_and_double_nothing(tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ def test_sessions_start_with_the_archive_that_the_command_makes(tmp_path: Path) 
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_a_jvm_that_the_archive_does_not_fit_starts_as_before(tmp_path: Path) -> None:
     if not archive_options():
         pytest.skip("needs `eddyline warm-up`")

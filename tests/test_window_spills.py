@@ -43,6 +43,7 @@ with el.Engine(sys.argv[1], spark, el.Options(buckets=1)) as engine:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_results_by_the_order_of_ties_are_retracted_as_they_were_emitted(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path / "storage")],

@@ -440,12 +440,10 @@ class PipelineStream:
         self._apply(outcome)
 
     def _apply(self, outcome: Outcome) -> None:
-        """Apply an outcome to queue and redo logs; idempotent.
-
-        The queue comes first: rows that the logs hold can be in the next epoch, and another reader may have the queue.
+        """Apply an outcome to the queue, and then to the redo logs, whose rows can be in the next epoch; idempotent.
 
         Raises:
-            QueueError: another reader has taken the queue over; the batch is forgotten, as its records are that reader's.
+            QueueError: another reader has taken the queue over: the outcome is dropped, as the records are that reader's.
         """
         files, number = self.files, outcome.batch.number
         if number > self.queue.committed:
