@@ -384,6 +384,7 @@ def test_a_process_has_one_engine_on_a_storage_that_writes(tmp_path, spark):
         with pytest.raises(el.EngineError) as error:
             reader.table("t", "v INT").insert([(2,)])
         assert error.value.condition == "STORAGE_IN_USE"
+        assert "read_only" in str(error.value)
         table.insert([(3,)])
         first.advance()
         assert rows(reader.sql("SELECT * FROM t")) == [(1,), (3,)]
@@ -391,6 +392,10 @@ def test_a_process_has_one_engine_on_a_storage_that_writes(tmp_path, spark):
     with el.Engine(path, spark=spark) as second:
         second.table("t", "v INT").insert([(4,)])
         second.advance()
+    with pytest.raises(el.EngineError, match="was stopped") as error:
+        second.advance()
+    assert error.value.condition == "STORAGE_IN_USE"
+    assert "new Engine" in str(error.value)
 
 
 def test_two_engines_share_a_session(tmp_path, spark):

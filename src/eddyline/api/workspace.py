@@ -182,14 +182,18 @@ class Workspace:
         return self._storage_lock is not None and self._storage_lock.held
 
     def check_writable(self) -> None:
-        """Raise EngineError if another engine writes to this storage, or this one was stopped."""
-        if not self.writes:
-            raise EngineError(
-                f"the storage {self.files.root} is in use by another engine, or this one is stopped or "
-                "only reads",
-                condition="STORAGE_IN_USE",
-                hint="stop the other engine; reading works meanwhile",
-            )
+        """Raise EngineError if another engine writes to this storage, or this one was stopped or only reads."""
+        if self.writes:
+            return
+        root = self.files.root
+        if self._storage_lock is None:
+            why, hint = f"this engine only reads the storage {root}", "open it without read_only"
+        elif self._storage_lock.released:
+            why, hint = f"this engine on the storage {root} was stopped", "make a new Engine on it"
+        else:
+            why = f"the storage {root} is in use by another engine"
+            hint = "stop the other engine; reading works meanwhile"
+        raise EngineError(why, condition="STORAGE_IN_USE", hint=hint)
 
     def current(self) -> Committed:
         """Return what is committed; while another engine writes, read it again each time."""

@@ -53,6 +53,11 @@ class StorageLock:
         """Whether this object holds the lock."""
         return self._release is not None and self._release.alive
 
+    @property
+    def released(self) -> bool:
+        """Whether this object has held the lock, and doesn't any more."""
+        return self._release is not None and not self._release.alive
+
     def release(self) -> None:
         """Release the lock."""
         if self._release is not None:
