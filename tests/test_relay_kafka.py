@@ -216,6 +216,15 @@ def test_the_largest_record_can_fail_and_a_larger_one_is_refused(
     queue.close()
 
 
+def test_failed_records_have_more_room_than_the_largest_new_ones(broker: Broker, app: str) -> None:
+    large = 40 << 20
+    KafkaBackend(broker.address, app, settings={"message.max.bytes": str(large)}).close()
+    asked = ConfigResource(ResourceType.TOPIC, f"{app}.from")
+    admin = AdminClient({"bootstrap.servers": broker.address})
+    (found,) = admin.describe_configs([asked]).values()
+    assert int(found.result(PATIENCE_S)["max.message.bytes"].value) >= 2 * large
+
+
 def test_partitions_that_are_added_are_read_from_the_next_start_on(
     broker: Broker, app: str
 ) -> None:

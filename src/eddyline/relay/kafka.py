@@ -64,11 +64,10 @@ VISIBLE_EVERY_S = 0.002
 BROKERS_DEFAULT = -1  # as a replication factor
 UNREAD_EVERY_S = 0.5  # a producer asks for the backlog no more often
 MESSAGE_BYTES = 1_000_000  # the client's default
-BUNDLE_OVERHEAD_BYTES = (
-    1000  # what a message has at most besides the payload and the key of its only record
-)
+BUNDLE_OVERHEAD_BYTES = 1000
+"""What a message has at most besides the payload and the key of its only record."""
 RETRY_BYTES = 64 << 20
-"""The limit of a message of the failure queues: a failed record has a reason too, and may come from another program."""
+"""The least limit of a message of the failure queues: a failed record has a reason too, and may come from another program."""
 _BYTES, _TOPIC_BYTES = "message.max.bytes", "max.message.bytes"  # of a client, and of a topic
 _DURABLE: dict[str, Any] = {"enable.idempotence": True, "acks": "all", "linger.ms": 1}
 
@@ -126,9 +125,9 @@ class KafkaBackend:
             check_number("replication", replication, 1)
         self.app = app
         self.clock = clock
-        self._record_bytes = (
-            int((settings or {}).get(_BYTES, MESSAGE_BYTES)) - BUNDLE_OVERHEAD_BYTES
-        )
+        message_bytes = int((settings or {}).get(_BYTES, MESSAGE_BYTES))
+        self._record_bytes = message_bytes - BUNDLE_OVERHEAD_BYTES
+        self._retry_bytes = max(RETRY_BYTES, 2 * message_bytes)
         self._settings: dict[str, Any] = {
             "bootstrap.servers": servers,
             "logger": logging.getLogger("eddyline.kafka"),
@@ -288,10 +287,7 @@ class KafkaBackend:
 
     def _begin_transactions(self) -> Producer:
         """Return a transactional producer, and fence every earlier one of the application."""
-        own = {
-            "transactional.id": f"{self.app}.queue",
-            _BYTES: RETRY_BYTES,
-        }  # may exceed the topic's
+        own = {"transactional.id": f"{self.app}.queue", _BYTES: self._retry_bytes}
         producer = Producer({**self._settings, **_DURABLE, **own})
         producer.init_transactions(TIMEOUT_S)
         return producer
@@ -320,7 +316,7 @@ class KafkaBackend:
             queue: partitions if topic is None else len(topic.partitions)
             for queue, topic in there.items()
         }
-        settings = {queue: {_TOPIC_BYTES: str(RETRY_BYTES)} for queue in (FROM, TO)}
+        settings = {queue: {_TOPIC_BYTES: str(self._retry_bytes)} for queue in (FROM, TO)}
         topics = [
             NewTopic(self._topic(queue), count, replication, config=settings.get(queue, {}))
             for queue, count in counts.items()
@@ -403,24 +399,16 @@ class KafkaBackend:
                     return self._with_new_partitions(QueueState.from_dict(document)), owner
                 if start == begin:
                     break
-        begins = {
-            queue: tuple(row_number(begin) for begin, _ in self._watermarks(queue))
-            for queue in QUEUES
-        }
-        return QueueState(read=begins), ""
+        return self._with_new_partitions(QueueState(read=dict.fromkeys(QUEUES, ()))), ""
 
     def _with_new_partitions(self, state: QueueState) -> QueueState:
-        """Return the state with positions of partitions that topics have got since: that of their first message."""
-        added = {
-            queue: self._watermarks(queue)[len(position) :]
-            for queue, position in state.read.items()
-            if len(position) < self._partitions[queue]
-        }
-        begins = {
-            queue: (*state.read[queue], *(row_number(begin) for begin, _ in marks))
-            for queue, marks in added.items()
-        }
-        return replace(state, read={**state.read, **begins})
+        """Return the state that also has the begin of each partition of which it knows nothing."""
+        read = dict(state.read)
+        for queue, position in state.read.items():
+            if len(position) < self._partitions[queue]:
+                added = self._watermarks(queue)[len(position) :]
+                read[queue] = (*position, *(row_number(begin) for begin, _ in added))
+        return replace(state, read=read)
 
     def _as_offsets(self, state: QueueState) -> list[TopicPartition]:
         """Return the state's positions as offsets of the consumer group."""
