@@ -222,7 +222,7 @@ def otherwise(request, tmp_path_factory, spark):
 
 def test_the_catalogue_is_wide():
     assert len(shapes.SHAPES) >= 200
-    assert len(closed([*every(6), *ALWAYS])) >= 55
+    assert len(closed([*every(6), *ALWAYS])) >= 80
 
 
 @given(changes=CHANGES)

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 import eddyline as el
 import shapes
 from eddyline.runtime.short_lane import OUTPUT_ROWS_MAX
-from test_shapes import CHANGES, EPOCHS, Twins
+from test_shapes import EPOCHS, SOME_CHANGES, Twins
 from test_short_lane import state
 
 pytestmark = pytest.mark.spark
@@ -35,7 +35,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Itera
         twins.engine.stop()
 
 
-@given(changes=CHANGES)
+@given(changes=SOME_CHANGES)
 @settings(EPOCHS, max_examples=2)
 def test_both_lanes_equal_offline_and_write_the_same_state(pair: list[Twins], changes) -> None:
     for twins in pair:

@@ -23,7 +23,7 @@ from eddyline.spark.batches import batch_rows
 from eddyline.spark.driver import Driver, DriverPlan, TaskContext
 from eddyline.spark.session import cloned, epoch_session
 from eddyline.state.arrangement import Arrangement
-from test_shapes import ALWAYS, CHANGES, EPOCHS, Twins, closed, every
+from test_shapes import ALWAYS, EPOCHS, SOME_CHANGES, Twins, closed, every
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
@@ -69,7 +69,7 @@ def state(engine: el.Engine) -> dict[tuple[str, int], list[str]]:
     return found
 
 
-@given(changes=CHANGES)
+@given(changes=SOME_CHANGES)
 @settings(EPOCHS, max_examples=2)
 def test_both_lanes_write_the_same_state(pair: list[Twins], changes) -> None:
     for twins in pair:
