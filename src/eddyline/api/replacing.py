@@ -16,7 +16,9 @@ from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import Entry
 from eddyline.errors import CatalogError, QueryError
 from eddyline.runtime.compiler import CompiledPlan
+from eddyline.spark.failures import missing_relation
 from eddyline.spark.schema import plain_schema
+from eddyline.sql.names import quoted
 
 REPLACING = "replacing"
 """The option that marks a reader: the last epoch before the replacement."""
@@ -28,8 +30,8 @@ def check_circle(view: str, mentioned: Sequence[str], catalog: Catalog, error: Q
     """Raise CatalogError if a query can't be resolved because it would close a circle over the replaced view."""
     readers = {entry.name for entry in catalog.below(view)}
     between = [name for name in mentioned if name in readers]
-    told = str(error).lower()
-    itself = "table_or_view_not_found" in told and f"`{view.lower()}`" in told
+    missing = missing_relation(error.__cause__) or ""
+    itself = missing.lower() == quoted(view).lower()
     if between or itself:
         through = f", through {', '.join(between)}" if between else ""
         raise CatalogError(

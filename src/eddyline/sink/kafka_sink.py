@@ -317,6 +317,7 @@ class KafkaSink:
         if self._producer is None:
             self._connect()
         assert self._admin is not None
+        self._identity = topics.identity(self._admin, self._topic)
         (whole,) = topics.committed_ranges(self._admin, self._topic + EPOCHS)
         app, distance = self._target.app.encode(), _RECENT
         while True:
@@ -329,12 +330,10 @@ class KafkaSink:
                         found = message.value()
             if found is not None:
                 state = json.loads(found)
-                self._identity = topics.identity(self._admin, self._topic)
                 if state.get("topic") not in (None, self._identity):
                     return None  # the topic that was delivered to is gone
                 return Epoch(int(state["epoch"]))
             if begin == whole.begin:
-                self._identity = topics.identity(self._admin, self._topic)
                 return None
             distance *= 8
 

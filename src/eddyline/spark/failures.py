@@ -109,6 +109,16 @@ def _way_out(error: BaseException) -> str:
     return _WAYS_OUT.get(condition or "", names)
 
 
+def missing_relation(error: BaseException | None) -> str | None:
+    """Return the name of the relation whose absence made a query fail, in Spark's quotes; None if the cause is another one."""
+    if not isinstance(error, AnalysisException):
+        return None
+    if error.getCondition() != "TABLE_OR_VIEW_NOT_FOUND":
+        return None
+    name: str = dict(error.getMessageParameters() or {})["relationName"]
+    return name
+
+
 def lost_worker(error: BaseException) -> bool:
     """Return whether a process of Spark ended, or was killed, during a job."""
     return _LOST_WORKER.search(str(error)) is not None

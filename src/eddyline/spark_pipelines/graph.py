@@ -23,7 +23,7 @@ from eddyline.catalog.entries import COMMIT_INTERVAL, SINK, STREAM, VIEW, Entry
 from eddyline.errors import CatalogError, ScriptError, StateGrowthWarning
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.frames import leaves
-from eddyline.spark.failures import query_errors
+from eddyline.spark.failures import missing_relation, query_errors
 from eddyline.spark_pipelines.cdc import ChangesFlow
 from eddyline.spark_pipelines.project import Project, shown
 from eddyline.spark_pipelines.spec import INVALID, UNSUPPORTED
@@ -211,9 +211,10 @@ class DataflowGraph:
 
     def _missing(self, error: AnalysisException) -> str | None:
         """Return the dataset of the project whose absence made a query fail; None if the cause is another one."""
-        if error.getCondition() != "TABLE_OR_VIEW_NOT_FOUND":
+        quoted = missing_relation(error)
+        if quoted is None:
             return None
-        name = self.project.plain(dict(error.getMessageParameters() or {})["relationName"])
+        name = self.project.plain(quoted)
         known = name in self.project.datasets() and name not in self.kinds
         return name if known or name in self._path else None
 
