@@ -290,7 +290,7 @@ def test_an_engine_that_is_stopped_leaves_it(
         return after
 
     monkeypatch.setattr(EpochRunner, "compute", stopping)
-    with pytest.raises(EngineError, match="in use"):
+    with pytest.raises(EngineError, match="was stopped"):
         engine.view("totals", QUERY)
     monkeypatch.setattr(EpochRunner, "compute", compute)
     engine, _ = opened(storage)
