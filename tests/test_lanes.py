@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eddyline.runtime.lane_choice import SHORT, WIDE, CostLine, Lanes
+from eddyline.runtime.lane_choice import SHORT, WIDE, Cost, CostLine, Lanes
 
 
 def run(lanes, cost, rows, epochs):
@@ -35,8 +35,36 @@ def test_the_measured_lane_wins_over_the_typical_one():
     taken = run(Lanes(200_000), slow_jobs, 100_000, 20)
     assert taken[-5:] == [SHORT] * 5
     quick_jobs = {SHORT: lambda rows: 0.05 + 2e-5 * rows, WIDE: lambda rows: 0.08 + 1e-6 * rows}
-    taken = run(Lanes(200_000), quick_jobs, 15_000, 20)
+    taken = run(Lanes(200_000, cores=8), quick_jobs, 15_000, 20)
+    assert taken[0] == SHORT
     assert taken[-5:] == [WIDE] * 5
+
+
+def test_a_slow_view_or_machine_does_not_try_jobs_that_would_be_slow_too():
+    """The first job of a view takes seconds: Python workers start, code is generated."""
+
+    def slow(rows):
+        return 0.1 + 1e-5 * rows
+
+    lanes = Lanes(200_000)
+    assert run(lanes, {SHORT: slow, WIDE: slow}, 100_000, 20) == [SHORT] * 20
+    assert lanes.turning("v", 2) == 200_000
+    lanes = Lanes(200_000)
+    for _ in range(5):  # of more rows than the short lane takes
+        lanes.measured("v", WIDE, 300_000, slow(300_000), 2)
+    assert lanes.choose("v", 100_000, 2) == WIDE  # short, it wouldn't take less than three quarters
+    assert lanes.choose("v", 100, 2) == SHORT
+
+
+def test_many_cores_share_what_a_slow_view_takes():
+    def slow(rows):
+        return 0.02 + 1e-5 * rows
+
+    lanes = Lanes(200_000, cores=8)
+    for _ in range(5):
+        lanes.measured("v", SHORT, 50_000, slow(50_000), 2)
+    assert lanes.choose("v", 50_000, 2) == WIDE
+    assert lanes.choose("v", 1_000, 2) == SHORT
 
 
 def test_noise_does_not_make_it_swing():
@@ -62,10 +90,10 @@ def test_the_first_epoch_in_a_lane_counts_for_nothing():
     st.integers(0, 1 << 40),
 )
 def test_a_line_never_falls_and_is_never_negative(points, rows):
-    line = CostLine(0.1, 1e-6)
+    line = CostLine(Cost(0.1, 1e-6))
     for each, seconds in points:
         line.add(each, seconds)
     fixed, slope = line.fitted()
     assert fixed >= 0
     assert slope >= 0
-    assert line.at(rows) >= 0
+    assert line.fitted().at(rows) >= 0

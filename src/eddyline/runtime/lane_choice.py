@@ -1,13 +1,15 @@
 """Chooses the lane of an epoch of a view: the one that is expected to be faster, by the epochs measured so far.
 
 The cost of a view in each lane is a line, seconds = fixed + rows * slope, fitted by least squares to its epochs;
-recent epochs weigh more. A new view begins with a line that was measured for typical views.
+recent epochs weigh more. A new view begins with a line that was measured for typical views. While only one lane
+has been measured, the view's other line differs from the typical one as the measured line does.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,58 +25,68 @@ COLD = 2
 ADVANTAGE = 0.75
 """A view changes lanes only for an epoch that is expected to take less than this share of the time."""
 
-_TYPICAL = {SHORT: (0.01, 1.8e-6), WIDE: (0.06, 1.8e-6)}
-"""Fixed seconds of each operator, and seconds of each row: measured on two cores, see ARCHITECTURE.md."""
+
+class Cost(NamedTuple):
+    """Seconds of an epoch whatever its rows, and seconds of each row."""
+
+    fixed: float
+    slope: float
+
+    def at(self, rows: float) -> float:
+        """Return the seconds of an epoch of so many rows."""
+        return self.fixed + rows * self.slope
+
+
+_TYPICAL = {SHORT: Cost(0.01, 1.8e-6), WIDE: Cost(0.06, 1.8e-6)}
+"""Of one operator: measured on two cores, see ARCHITECTURE.md."""
 
 _TYPICAL_CORES = 2
 
-_TYPICAL_ROWS = 100_000
 _ROWS_MAX = 1 << 40  # a larger number is only the estimate for files with an unknown row count
 
 _KEPT = 0.25
-"""The weight of each of the two points that a line begins with; all later ones together weigh 5 at most."""
+"""The weight of the typical fixed part, and of the typical slope; all epochs together weigh 5 at most."""
 
 
 class CostLine:
     """A least-squares line of seconds over rows, whose fixed part and slope aren't negative.
 
-    Args:
-        fixed, slope: the line to begin with. Two points on it keep a small weight, so that epochs of
-            nearly equal size don't tilt the line.
+    Attributes:
+        typical: the line to begin with; both of its parts are above 0, and keep a small weight, so that
+            epochs of nearly equal size don't tilt the line.
+        measured: whether points were added.
 
     Example:
-        >>> line = CostLine(0.1, 1e-6)
+        >>> line = CostLine(Cost(0.1, 1e-6))
         >>> for _ in range(20):
         ...     line.add(0, 0.5)
         ...     line.add(100_000, 2.5)
-        >>> round(line.at(50_000), 1)
+        >>> round(line.fitted().at(50_000), 1)
         1.5
     """
 
-    def __init__(self, fixed: float, slope: float) -> None:
+    def __init__(self, typical: Cost) -> None:
+        self.typical = typical
+        self.measured = False
         # weights, and weighted sums of rows, their squares, seconds, and products of rows and seconds
-        self._start = sum(
-            _KEPT * _moments(rows, fixed + slope * rows) for rows in (0, _TYPICAL_ROWS)
-        )
+        rows = typical.fixed / typical.slope  # for which both parts take the same time
+        of_slope = np.array([0.0, 0.0, rows * rows, 0.0, rows * typical.fixed])
+        self._start = _KEPT * (_moments(0, typical.fixed) + of_slope)
         self._sums = np.zeros(5)
 
     def add(self, rows: float, seconds: float) -> None:
         """Add a point; those that were added before weigh less from then on."""
         self._sums = self._sums * MEMORY + _moments(rows, seconds)
+        self.measured = True
 
-    def fitted(self) -> tuple[float, float]:
-        """Return the fixed seconds and the seconds a row."""
+    def fitted(self) -> Cost:
+        """Return the line."""
         weight, rows, squares, seconds, products = self._start + self._sums
         slope = max(0.0, (weight * products - rows * seconds) / (weight * squares - rows * rows))
         fixed = (seconds - slope * rows) / weight
         if fixed < 0:
             fixed, slope = 0.0, products / squares
-        return float(fixed), float(slope)
-
-    def at(self, rows: float) -> float:
-        """Return the expected seconds."""
-        fixed, slope = self.fitted()
-        return fixed + slope * rows
+        return Cost(float(fixed), float(slope))
 
 
 def _moments(rows: float, seconds: float) -> NDArray[np.float64]:
@@ -114,7 +126,7 @@ class Lanes:
         if rows > self.most:
             return WIDE
         known = self._view(view, operators)
-        short, wide = (known.lines[lane].at(rows) for lane in (SHORT, WIDE))
+        short, wide = (cost.at(rows) for cost in self._expected(known))
         if known.last == SHORT:
             return WIDE if wide < short * ADVANTAGE else SHORT
         if known.last == WIDE:
@@ -131,24 +143,39 @@ class Lanes:
 
     def turning(self, view: str, operators: int) -> int:
         """Return the number of rows up to which the short lane is expected to be faster; at most `most`."""
-        lines = self._view(view, operators).lines
-        (fixed, slope), (wide_fixed, wide_slope) = (lines[lane].fitted() for lane in (SHORT, WIDE))
-        if fixed > wide_fixed:
+        short, wide = self._expected(self._view(view, operators))
+        if short.fixed > wide.fixed:
             return 0
-        if slope <= wide_slope:
+        if short.slope <= wide.slope:
             return self.most
-        return min(self.most, int((wide_fixed - fixed) / (slope - wide_slope)))
+        return min(self.most, int((wide.fixed - short.fixed) / (short.slope - wide.slope)))
 
     def forget(self, view: str) -> None:
         """Forget the costs of a dropped view, by its id."""
         self._views.pop(view, None)
+
+    def _expected(self, known: _View) -> tuple[Cost, Cost]:
+        """Return the cost of a view in the short and in the wide lane."""
+        return self._cost(known, SHORT, WIDE), self._cost(known, WIDE, SHORT)
+
+    def _cost(self, known: _View, lane: str, other: str) -> Cost:
+        """Return the cost of a view in a lane.
+
+        What the view takes beyond the typical one is work on its rows: the cores of the lane share it.
+        """
+        own, tried = known.lines[lane], known.lines[other]
+        if own.measured or not tried.measured:
+            return own.fitted()
+        share = self._spread[lane] / self._spread[other]
+        pairs = zip(own.typical, tried.typical, tried.fitted(), strict=True)
+        return Cost(*(max(0.0, cost + share * (real - typical)) for cost, typical, real in pairs))
 
     def _view(self, view: str, operators: int) -> _View:
         known = self._views.get(view)
         if known is None:
             parts = max(operators, 1)
             lines = {
-                lane: CostLine(fixed * parts, slope * self._spread[lane])
+                lane: CostLine(Cost(fixed * parts, slope * self._spread[lane]))
                 for lane, (fixed, slope) in _TYPICAL.items()
             }
             known = self._views[view] = _View(lines)
