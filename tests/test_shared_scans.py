@@ -19,6 +19,7 @@ from eddyline.source.segments import NDJSON, RUN, Segment
 
 ROWS = pa.table({"a": [1, 2], "b": ["x", "y"], "c": [True, None]})
 TYPES = ROWS.schema.types
+RELATION = ("s", tuple(ROWS.column_names))
 
 
 class Decoder:
@@ -40,7 +41,7 @@ def schema(*places: int) -> pa.Schema:
 
 def read(scans: SharedScans, decoder: Decoder, segment: Segment, *places: int) -> None:
     """Read columns, and compare them with the rows."""
-    (table,) = scans.read("s", segment, places, schema(*places), decoder)
+    (table,) = scans.read(RELATION, segment, places, schema(*places), decoder)
     assert table.schema == schema(*places)
     assert [table.column(at) for at in range(len(places))] == [ROWS.column(p) for p in places]
 
@@ -94,7 +95,7 @@ def test_a_segment_that_cannot_be_decoded_fails_each_of_its_readers() -> None:
     with scans.epoch():
         for _ in range(2):
             with pytest.raises(el.DataError):
-                list(scans.read("s", segment, (0,), schema(0), broken))
+                list(scans.read(RELATION, segment, (0,), schema(0), broken))
         read(scans, decoder, segment, 0)
 
 
@@ -131,3 +132,35 @@ def test_views_over_one_stream_read_its_files_once(
             assert engine.verify()
         assert set(engine.progress().lanes.values()) == {"short"}
         assert [files.count(f"{folder}/{epoch}.json") for epoch in range(3)] == [4, 1, 1]
+
+
+@pytest.mark.spark
+def test_views_from_before_and_after_a_change_of_the_columns_read_their_own(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The positions of columns are others after one was dropped."""
+    monkeypatch.setattr(Lanes, "choose", lambda *_: SHORT)
+    folder = tmp_path / "in"
+    folder.mkdir()
+    with el.Engine(str(tmp_path / "s"), spark=spark) as engine:
+        engine.execute(
+            f"CREATE STREAM s (a INT, b INT, c INT) USING json OPTIONS (path '{folder}')"
+        )
+
+        def advance(number: int) -> None:
+            rows = [{"a": n, "b": 10 * n, "c": 100 * n, "d": 1000 * n} for n in range(9)]
+            (folder / f"{number}.json").write_text("\n".join(map(json.dumps, rows)) + "\n")
+            engine.advance()
+            assert engine.verify()
+            assert not engine.progress().failing
+
+        engine.view("old", "SELECT count(*) AS n, sum(b) AS b FROM s")
+        engine.view("older", "SELECT sum(b) AS b, sum(c) AS c FROM s")
+        for number in range(2):
+            advance(number)
+        engine.execute("ALTER STREAM s DROP COLUMN a; ALTER STREAM s ADD COLUMN d INT")
+        engine.view("new", "SELECT sum(b) AS b, sum(d) AS d FROM s")
+        engine.view("newer", "SELECT sum(c) AS c, sum(d) AS d FROM s")
+        for number in range(2, 6):
+            advance(number)
+        assert engine.sql("SELECT b FROM new").first() == (6 * 360,)

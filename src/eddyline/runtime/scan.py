@@ -179,7 +179,7 @@ class LeafScan:
 
         if shared is None:
             return decode(columns, schema)
-        return shared.read(self.relation, segment, columns, schema, decode)
+        return shared.read((self.relation, self.names), segment, columns, schema, decode)
 
     def first_rows(self, segment: Segment, most: int) -> list[dict[str, Any]]:
         """Return the first rows of a segment by the names of the relation; for errors."""

@@ -16,12 +16,15 @@ from eddyline.source.segments import BUCKET_RUNS, LOG, RUN, Segment
 Decode = Callable[[tuple[int, ...], pa.Schema], Iterator[pa.Table]]
 """Reads the columns at some positions of a relation, in the types of a schema."""
 
+Relation = tuple[str, tuple[str, ...]]
+"""The name of a relation, and its columns: a scan that was made before a column was dropped has other positions."""
+
 _IN_COLUMNS = frozenset((RUN, LOG, BUCKET_RUNS))  # mapped into memory, not decoded
 
 
 @dataclass(slots=True)
 class _Asked:
-    """What the scans of one relation ask for in an epoch.
+    """What the scans of a relation with the same columns ask for in an epoch.
 
     Attributes:
         readers: how often any of its segments was read.
@@ -57,9 +60,9 @@ class SharedScans:
     """
 
     def __init__(self) -> None:
-        self._before: dict[str, _Asked] = {}
-        self._asked: dict[str, _Asked] = {}
-        self._held: dict[tuple[str, Segment], _Held] = {}
+        self._before: dict[Relation, _Asked] = {}
+        self._asked: dict[Relation, _Asked] = {}
+        self._held: dict[tuple[Relation, Segment], _Held] = {}
         self._guard = threading.Lock()
 
     @contextmanager
@@ -76,7 +79,7 @@ class SharedScans:
 
     def read(
         self,
-        relation: str,
+        relation: Relation,
         segment: Segment,
         columns: tuple[int, ...],
         schema: pa.Schema,
