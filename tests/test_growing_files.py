@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -176,3 +178,77 @@ def test_a_file_on_which_spark_fails_is_named(by_spark: Case) -> None:
     assert error.value.condition == "STREAM_FAILED"
     (by_spark.folder / "b 2.json.gz").unlink()
     assert by_spark.rows() == [1]
+
+
+READ_BY_SPARK = {
+    "types of JSON": ("a BIGINT, d DATE", "json", {}),
+    "CSV": ("a BIGINT", "csv", {}),
+    "a key": ("a BIGINT, PRIMARY KEY (a)", "csv", {}),
+    "malformed records kept apart": ("a BIGINT", "csv", {"mode": "DROPMALFORMED"}),
+}
+
+
+@pytest.mark.parametrize("read", READ_BY_SPARK)
+def test_a_file_on_which_spark_fails_is_left_out(
+    tmp_path: Path, spark: SparkSession, caplog: pytest.LogCaptureFixture, read: str
+) -> None:
+    columns, kind, options = READ_BY_SPARK[read]
+    folder = tmp_path / "in"
+    folder.mkdir()
+
+    def write(name: str, *numbers: int, seconds_ago: float = 0) -> None:
+        text = "".join(map(line, numbers) if kind == "json" else (f"{n}\n" for n in numbers))
+        packed = gzip.compress(text.encode())[:-12]
+        (folder / name).write_bytes(packed if name.endswith(".gz") else text.encode())
+        then = time.time() - seconds_ago
+        os.utime(folder / name, (then, then))
+
+    def rows(engine: el.Engine) -> list[int]:
+        engine.advance()
+        assert engine.verify()
+        return sorted(a for (a,) in engine.snapshot("v").collect())
+
+    path = str(tmp_path / "storage")
+    with el.Engine(path, spark) as engine:
+        given = ", ".join(f"{k} '{v}'" for k, v in {"path": folder, **options}.items())
+        engine.execute(f"CREATE STREAM s ({columns}) USING {kind} OPTIONS ({given})")
+        engine.view("v", "SELECT a FROM s")
+        write("a.txt", 1)
+        write("b c\u00e9.gz", *range(10_000), seconds_ago=60)
+        write("2026-01-31T10:00.txt", 2, seconds_ago=60)  # Hadoop makes no name of a checksum of it
+        write("d.txt", 3)
+        assert rows(engine) == [1, 3]
+        write("e.txt", 4)
+        write("f.gz", *range(10_000))
+        with pytest.raises(el.EngineError, match=r"STREAM_FAILED.*/f\.gz: "):  # half written yet
+            engine.advance()
+        assert not engine.progress().failing
+    with el.Engine(path, spark) as engine:
+        write("f.gz", *range(10_000), seconds_ago=60)
+        assert rows(engine) == [1, 3, 4]
+        (stream,) = engine.status()["sources"]
+        assert {os.path.basename(name) for name in stream["set_aside"]} == {
+            "b c\u00e9.gz",
+            "2026-01-31T10:00.txt",
+            "f.gz",
+        }
+        assert "EOFException" in stream["set_aside"][str(folder / "f.gz")]
+        write("g.txt", 5)
+        assert rows(engine) == [1, 3, 4, 5]
+    warnings = [one.getMessage() for one in caplog.records if "can't be read" in one.getMessage()]
+    assert sum("f.gz" in one and "as a new file" in one for one in warnings) == 1
+
+
+def test_a_record_that_fails_the_mode_failfast_stops_its_stream(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    with el.Engine(str(tmp_path / "storage"), spark) as engine:
+        options = {"path": str(folder), "mode": "FAILFAST"}
+        engine.create_stream("s", "a BIGINT", "json", options)
+        (folder / "a.json").write_text("broken\n")
+        os.utime(folder / "a.json", (1, 1))
+        with pytest.raises(el.EngineError, match=r"STREAM_FAILED.*DROPMALFORMED"):
+            engine.advance()
+        assert "set_aside" not in engine.status()["sources"][0]

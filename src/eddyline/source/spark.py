@@ -8,11 +8,10 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from glob import glob
-from urllib.parse import unquote
 
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame
-from pyspark.sql.functions import expr
+from pyspark.sql.functions import col, expr
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -24,7 +23,7 @@ from eddyline.source.log_files import BAD, LOGGED, PLACE, LogTask, in_order
 from eddyline.source.received import given_places
 from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import LOG, Segment
-from eddyline.source.spark_files_read import FilesRead
+from eddyline.source.spark_files_read import FilesRead, local_path
 from eddyline.spark.failures import FAILURES, message_of
 from eddyline.spark.jvm import lost_jvm
 from eddyline.spark.plan_trees import elements
@@ -44,7 +43,7 @@ LOOK_S = 10.0
 
 RECORD, FILE = "eddyline record", PLACE[1]  # columns of a malformed record and its file
 
-_READING = re.compile(r"error while reading file (?:file:/*(?=/))?(\S+?)\.?\s")
+_READING = re.compile(r"error while reading file (\S+?)\.?\s")
 _PLACE_SQL = (
     "coalesce(unix_micros(_metadata.file_modification_time), 0L)",
     "coalesce(_metadata.file_path, '')",
@@ -127,10 +126,12 @@ class SparkStream(CopiedSource):
     def pull(self) -> None:
         """Copy all rows that are available now."""
         self.stop()
-        query = self._writer().trigger(availableNow=True).start()
-        with suppress(StreamingQueryException):  # _check raises it
-            query.awaitTermination()
-        self._check(query)
+        done = False
+        while not done:
+            query = self._writer().trigger(availableNow=True).start()
+            with suppress(StreamingQueryException):  # _is_done raises it
+                query.awaitTermination()
+            done = self._is_done(query)
         self._read.look()
 
     def follow(self, interval_s: float) -> None:
@@ -138,7 +139,7 @@ class SparkStream(CopiedSource):
         if self.query is None or not self.query.isActive:
             ended, self.query = self.query, None  # the next call begins a new one
             if ended is not None:
-                self._check(ended)
+                self._is_done(ended)
             self.query = self._writer().trigger(processingTime=f"{interval_s} seconds").start()
         if time.monotonic() >= self._look_at:
             self._read.look()
@@ -163,7 +164,10 @@ class SparkStream(CopiedSource):
                 file=self.checkpoint,
                 hint="restore the folder from a copy, or drop the stream and create it again",
             )
-        return self.frame.writeStream.foreachBatch(self._keep).option(
+        frame, left_out = self.frame, self._read.addresses_left_out
+        if left_out:  # Spark doesn't open files that this leaves out
+            frame = frame.where(~col("_metadata.file_path").isin(left_out))
+        return frame.writeStream.foreachBatch(self._keep).option(
             "checkpointLocation", self.files.path(self.checkpoint)
         )
 
@@ -229,14 +233,23 @@ class SparkStream(CopiedSource):
         for name in names:
             self.files.sync(os.path.join(self.checkpoint, name))
 
-    def _check(self, query: StreamingQuery) -> None:
+    def _is_done(self, query: StreamingQuery) -> bool:
+        """Return False if a query has failed on a file that the next one leaves out, True if it hasn't failed.
+
+        Raises:
+            EngineError: STREAM_FAILED: it has failed otherwise.
+        """
         error = query.exception()
-        if error is not None:
-            failfast = "MALFORMED_RECORD" in str(error)
-            way_out = "; with the mode DROPMALFORMED bad records are kept apart" * failfast
-            file = _READING.search(str(error))
-            where = f"{unquote(file[1])}: " if file else ""
-            raise cannot_read(self.name, where + message_of(error), way_out) from error
+        if error is None:
+            return True
+        why, failfast = message_of(error), "MALFORMED_RECORD" in str(error)
+        way_out = "; with the mode DROPMALFORMED bad records are kept apart" * failfast
+        if file := _READING.search(str(error)):
+            one = not failfast and placed(self.frame)[1]
+            if one and self._read.leave_out(file[1], why):
+                return False
+            why = f"{local_path(file[1]) or file[1]}: {why}"
+        raise cannot_read(self.name, why, way_out) from error
 
 
 def _operation_sql(column: str, keyed: bool) -> str:
