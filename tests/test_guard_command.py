@@ -83,6 +83,17 @@ def test_a_missing_log_is_named(tmp_path):
         guard.run(arguments("--log", tmp_path / "none", "--config", tmp_path / "guard.yml"))
 
 
+@pytest.mark.parametrize("log", ["access.log*", "", "nowhere/access.log"])
+def test_what_will_never_be_a_log_is_refused_instead_of_followed(tmp_path, log):
+    (tmp_path / "guard.yml").write_text(CONFIG)
+    (tmp_path / "access.log").touch()
+    words = ["--log", tmp_path / log, "--config", tmp_path / "guard.yml", "--follow"]
+    with pytest.raises(DataError, match="LOG_NOT_READABLE") as refused:
+        guard.run(arguments(*words, "--storage", tmp_path / "storage"))
+    assert ("rotated ones" in refused.value.hint) == ("*" in log)
+    assert not (tmp_path / "storage").exists()
+
+
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is(tmp_path):
     (tmp_path / "file").touch()
     storage = tmp_path / "storage"

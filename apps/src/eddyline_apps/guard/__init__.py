@@ -12,6 +12,7 @@ import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from glob import has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -149,12 +150,7 @@ def run(args: argparse.Namespace) -> int:
         token_of(args.token)  # refuses one that is too short
     labels = None if args.labels is None else read_labels(args.labels)
     for path in args.log:
-        if not args.follow and not path.is_file():
-            raise DataError(
-                f"the log can't be read: {path} is not a file",
-                condition="LOG_NOT_READABLE",
-                hint="give the path of an access log",
-            )
+        _check_log(path, may_come=args.follow)
     # imported late: it takes a second, and a wrong configuration should not wait for it
     from eddyline.api.engine import Engine
     from eddyline.options import Options
@@ -187,6 +183,21 @@ def run(args: argparse.Namespace) -> int:
                 shares = {"precision": result.precision, "recall": result.recall}
                 out.say(report(result), "evaluation", **shares, **asdict(result))
     return 0
+
+
+def _check_log(path: Path, *, may_come: bool) -> None:
+    """Refuse what is no log, also where a log may come later: nothing would ever be read."""
+    if path.is_file():
+        return
+    pattern = has_magic(str(path))
+    if pattern or not may_come or path.exists() or not path.absolute().parent.is_dir():
+        raise DataError(
+            f"the log can't be read: {path} is not a file",
+            condition="LOG_NOT_READABLE",
+            hint="give the paths of the access logs; rotated ones are found beside them"
+            if pattern
+            else "give the path of an access log",
+        )
 
 
 def _by_hand(args: argparse.Namespace, out: Output) -> int:
