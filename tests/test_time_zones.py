@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import time
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -268,3 +269,30 @@ def test_the_command_line_takes_the_zone_of_the_storage(kept: str) -> None:
         assert done.returncode == 0, done.stderr
     assert "2026-01-02" in done.stdout
     assert "Europe/Berlin" in done.stdout
+
+
+def test_rows_that_were_read_are_deleted_where_the_machine_has_another_zone(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        with el.Engine(str(tmp_path / "s"), spark) as engine:
+            table = engine.table("t", "ts TIMESTAMP, m MAP<STRING, INT>")
+            noon = datetime(2026, 1, 1, 12)
+            table.insert([(noon, {"b": 1, "a": 2})])
+            engine.execute(
+                "INSERT INTO t VALUES (TIMESTAMP '2026-01-01 03:00:00', map('b', 1, 'a', 2))"
+            )
+            engine.advance()
+            rows = engine.sql("SELECT * FROM t").collect()
+            assert (
+                rows
+                == spark.createDataFrame([(noon, {"b": 1, "a": 2})] * 2, table.schema).collect()
+            )
+            table.delete(rows)
+            engine.advance()
+            assert engine.sql("SELECT * FROM t").count() == 0
+    finally:
+        monkeypatch.undo()
+        time.tzset()

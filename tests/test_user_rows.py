@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from fractions import Fraction
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import TimestampType
 
 from eddyline.errors import DataError
 from eddyline.source.user_rows import as_arrow
@@ -87,3 +91,72 @@ def test_what_arrow_would_change_is_refused(column: str, value: Any) -> None:
 def test_unknown_fields_within_lists_are_named() -> None:
     with pytest.raises(DataError, match=r"field z of s\.x"):
         stored("s", {"x": [{"y": 1}, {"z": 1}]})
+
+
+@pytest.fixture
+def in_new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let this process be in New York."""
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("in_new_york")
+@pytest.mark.parametrize(
+    "local",
+    [
+        datetime(2026, 1, 31, 12),
+        datetime(2026, 7, 31, 12, 0, 0, 123_456),
+        datetime(2026, 3, 8, 2, 30),  # clocks went on
+        datetime(2026, 11, 1, 1, 30),  # clocks went back
+        datetime(1901, 1, 1),
+        datetime(9999, 12, 31, 12),
+        pd.Timestamp("2026-01-31T12:00"),
+    ],
+)
+def test_a_datetime_without_a_zone_is_in_that_of_the_machine_as_for_pyspark(local: Any) -> None:
+    moment = pa.timestamp("us", "Europe/Berlin")
+    nested = pa.struct([("m", pa.map_(moment, pa.list_(moment)))])
+    schema = pa.schema([("t", moment), ("n", nested), ("d", pa.timestamp("us"))])
+    rows = [(local, {"m": {local: [local, None]}}, local), (None, None, None)]
+    found = as_arrow(rows, schema, relation="t", zone="Europe/Berlin")
+    micros = TimestampType().toInternal(local)
+    assert found["t"].cast(pa.int64()).to_pylist() == [micros, None]
+    key, (first, _) = found["n"][0]["m"].as_py()[0]
+    assert [round(one.timestamp() * 1e6) for one in (key, first)] == [micros] * 2
+    assert found["d"].to_pylist() == [local, None]
+
+
+def test_times_of_tables_without_a_zone_are_in_that_of_the_session() -> None:
+    moment, local = pa.timestamp("us", "Europe/Berlin"), pa.timestamp("us")
+    given = [datetime(2026, 1, 31, 12), datetime(2026, 10, 25, 2, 30), None]
+    zone = ZoneInfo("Europe/Berlin")
+    wanted = [one and one.replace(tzinfo=zone) for one in given]
+    for rows in (pa.table({"t": pa.array(given, local)}), pd.DataFrame({"t": given})):
+        found = as_arrow(rows, pa.schema([("t", moment)]), relation="t", zone="Europe/Berlin")
+        assert found["t"].to_pylist() == wanted
+    moments = pa.table({"t": pa.array(wanted, pa.timestamp("ms", "UTC"))})
+    found = as_arrow(moments, pa.schema([("t", local)]), relation="t", zone="Europe/Berlin")
+    assert found["t"].to_pylist() == given
+
+
+def test_equal_maps_are_stored_alike() -> None:
+    entries = pa.map_(pa.string(), pa.int64())
+    kind = pa.struct([("l", pa.list_(entries)), ("m", pa.map_(pa.int64(), entries))])
+    schema = pa.schema([("v", kind)])
+
+    def stored_map(*order: str) -> pa.Table:
+        one = [(name, ord(name)) for name in order]
+        value = {"l": [one, None, []], "m": [(2, one), (1, None)][:: 1 if order[0] == "a" else -1]}
+        table = pa.table({"v": pa.array([None, value, None], kind)})
+        found = as_arrow(table.slice(1), schema, relation="t", zone="UTC")
+        rows = [{"v": {"l": [dict(one), None, {}], "m": {2: dict(one), 1: None}}}, {"v": None}]
+        assert as_arrow(rows, schema, relation="t", zone="UTC") == found
+        return found
+
+    assert stored_map("b", "a", "c") == stored_map("a", "b", "c") == stored_map("c", "b", "a")
+    keys = pa.map_(pa.list_(pa.int64()), pa.int64())  # lists have no order
+    table = pa.table({"v": pa.array([[([2], 1), ([1], 2)]], keys)})
+    assert as_arrow(table, table.schema, relation="t", zone="UTC") == table

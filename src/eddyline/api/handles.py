@@ -55,7 +55,8 @@ class Table:
 
         Args:
             rows: dicts, tuples in the order of the columns, a pandas or Spark DataFrame, or a pyarrow Table
-                (matched by name). Missing columns get their DEFAULT, or null.
+                (matched by name). Missing columns get their DEFAULT, or null. Datetimes without a zone are in that
+                of the machine, as `collect` returns them; those of tables and DataFrames in the session's.
 
         Raises:
             DataError: rows don't fit the columns, a key is null (NULL_KEY), as is a column that is NOT NULL

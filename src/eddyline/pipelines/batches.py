@@ -483,7 +483,7 @@ class Fit:
     Attributes:
         schema: the columns of the stream, without `_received_at`.
         name: name of the pipeline, for errors.
-        zone: time zone of timestamps without one.
+        zone: time zone of the session.
     """
 
     schema: pa.Schema

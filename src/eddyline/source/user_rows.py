@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from itertools import chain
 from numbers import Real
 from typing import Any, TypeAlias
-from zoneinfo import ZoneInfo
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from eddyline.errors import DataError
 from eddyline.source.row_rules import RowRules, filled
+from eddyline.source.sorted_maps import with_sorted_maps
 from eddyline.spark.failures import query_errors
 from eddyline.spark.schema import to_arrow
 
 _MISSING = {type(pd.NA), type(pd.NaT)}
 """What pandas has for null besides None. A NaN stays one."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Rows: TypeAlias = Iterable[Mapping[str, Any] | Sequence[Any]] | pa.Table | pd.DataFrame | DataFrame
 
@@ -37,12 +41,15 @@ def as_arrow(
 ) -> pa.Table:
     """Convert rows to an Arrow table.
 
+    Times without a zone are taken as PySpark takes them: Python's datetimes in the zone of this machine, as `collect`
+    returns them, those of tables and DataFrames in the session's.
+
     Args:
         rows: all dicts or all tuples in the order of the columns, an Arrow table, a pandas or Spark DataFrame
             (matched by name). Missing columns have their default, or are null, as are pandas' NA and NaT.
         schema: columns and types of the result.
         relation: name of the table, for errors.
-        zone: time zone of datetimes without one.
+        zone: time zone of the session.
         required: columns of the key, which must not be null.
         rules: the rules of the table's columns for rows that are appended; None for none.
 
@@ -56,9 +63,10 @@ def as_arrow(
     if isinstance(rows, pd.DataFrame):
         rows = pa.Table.from_pandas(rows, preserve_index=False)
     if isinstance(rows, pa.Table):
-        table = _from_table(rows, schema, relation, rules)
+        table = _from_table(rows, schema, relation, zone, rules)
     else:
-        table = _from_python(rows, schema, relation, zone, rules)
+        table = _from_python(rows, schema, relation, rules)
+    table = pa.table([with_sorted_maps(column) for column in table.columns], schema=schema)
     for name in required:
         if table[name].null_count:
             raise DataError(
@@ -84,7 +92,7 @@ def collected(frame: DataFrame, relation: str, query: str = "") -> pa.Table:
 
 
 def _from_table(
-    rows: pa.Table, schema: pa.Schema, relation: str, rules: RowRules | None
+    rows: pa.Table, schema: pa.Schema, relation: str, zone: str, rules: RowRules | None
 ) -> pa.Table:
     _check_names(rows.column_names, schema.names, relation)
     repeated = [name for name, count in Counter(rows.column_names).items() if count > 1]
@@ -106,10 +114,22 @@ def _from_table(
         column = rows[field.name]
         _check_fields(column.type, field.type, field.name, relation)
         try:
-            columns.append(_cast(column, field.type))
+            columns.append(_cast(_in_zone(column, field.type, zone), field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise _unfit(relation, field, error) from error
     return pa.table(columns, schema=schema)
+
+
+def _in_zone(column: pa.ChunkedArray, kind: pa.DataType, zone: str) -> pa.ChunkedArray:
+    """Return moments as local times, or local times as moments, if a type wants them, as Spark's cast does."""
+    given = column.type
+    if not (pa.types.is_timestamp(given) and pa.types.is_timestamp(kind)):
+        return column
+    if given.tz is None and kind.tz is not None:
+        return pc.assume_timezone(column, zone, ambiguous="earliest", nonexistent="latest")
+    if given.tz is not None and kind.tz is None:
+        return pc.local_timestamp(column.cast(pa.timestamp(given.unit, zone)))
+    return column
 
 
 def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
@@ -126,9 +146,7 @@ def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
         return pa.chunked_array([whole.take(pa.array(places, mask=column.is_null().to_numpy()))])
 
 
-def _from_python(
-    rows: Any, schema: pa.Schema, relation: str, zone: str, rules: RowRules | None
-) -> pa.Table:
+def _from_python(rows: Any, schema: pa.Schema, relation: str, rules: RowRules | None) -> pa.Table:
     if isinstance(rows, str | bytes | Mapping):
         raise _no_row(rows, relation)
     rows = list(rows)
@@ -140,27 +158,58 @@ def _from_python(
         _check_widths(rows, len(schema), relation)
         values = list(map(list, zip(*rows, strict=True))) if rows else [[] for _ in schema]
     columns = [
-        _array(column, field, relation, zone) for field, column in zip(schema, values, strict=True)
+        _array(column, field, relation) for field, column in zip(schema, values, strict=True)
     ]
     return pa.table(columns, schema=schema)
 
 
-def _array(values: list[Any], field: pa.Field, relation: str, zone: str) -> pa.Array:
+def _array(values: list[Any], field: pa.Field, relation: str) -> pa.Array:
     if _MISSING & set(map(type, values)):
         values = [None if type(value) in _MISSING else value for value in values]
-    if pa.types.is_timestamp(field.type) and field.type.tz is not None:
-        local = ZoneInfo(zone)
-        values = [
-            v.replace(tzinfo=local) if isinstance(v, datetime) and v.tzinfo is None else v
-            for v in values
-        ]
-    if pa.types.is_map(field.type):  # entries have no order: equal maps become equal bytes
-        values = [dict(sorted(v.items())) if isinstance(v, dict) else v for v in values]
     try:
         _check_values(values, field.type, field.name, relation)
-        return pa.array(values, field.type)
+        return pa.array(_with_zones(values, field.type), field.type)
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise _unfit(relation, field, error) from error
+
+
+def _with_zones(values: list[Any], kind: pa.DataType) -> list[Any]:
+    """Return values in which no datetime lacks a zone, if their type is one of moments or holds such."""
+    if not _holds_moments(kind):
+        return values
+    if pa.types.is_timestamp(kind):
+        return [
+            _moment(value) if isinstance(value, datetime) and value.tzinfo is None else value
+            for value in values
+        ]
+    if _is_list(kind):
+        return [
+            _with_zones(list(value), kind.value_type)
+            if isinstance(value, list | tuple | np.ndarray)
+            else value
+            for value in values
+        ]
+
+    def inner(value: Mapping[Any, Any]) -> dict[Any, Any]:
+        if pa.types.is_map(kind):
+            keys = _with_zones(list(value), kind.key_type)
+            return dict(zip(keys, _with_zones(list(value.values()), kind.item_type), strict=True))
+        types = {field.name: field.type for field in kind}
+        return {name: _with_zones([one], types[name])[0] for name, one in value.items()}
+
+    return [inner(value) if isinstance(value, Mapping) else value for value in values]
+
+
+def _moment(local: datetime) -> datetime:
+    """Return the moment of a local time of this machine."""
+    seconds = time.mktime(local.timetuple())
+    return _EPOCH + timedelta(seconds=seconds, microseconds=local.microsecond)
+
+
+def _holds_moments(kind: pa.DataType) -> bool:
+    if pa.types.is_timestamp(kind):
+        return kind.tz is not None
+    return any(_holds_moments(kind.field(place).type) for place in range(kind.num_fields))
 
 
 def _are_mappings(rows: list[Any], relation: str) -> bool:
