@@ -46,6 +46,12 @@ def test_sql() -> None:
     }
 
 
+def test_a_result_without_rows_is_no_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+    text.show_text("")
+    text.show_text('{"n":1}')
+    assert capsys.readouterr().out == '{"n":1}\n'
+
+
 def test_explain_status_and_verify() -> None:
     assert (parse("explain", "a.sql").script, parse("explain", "a.sql").stage) == ("a.sql", "dag")
     assert parse("explain", "a.sql", "--stage", "parts").stage == "parts"

@@ -267,6 +267,20 @@ def test_refused(timed: Timed, query: str) -> None:
 
 
 @pytest.mark.spark
+def test_a_time_of_both_sides_of_a_join_is_compared_in_a_view_on_it(timed: Timed) -> None:
+    join = "SELECT id, a.ts + make_dt_interval(0, 0, 0, b.id) AS until FROM t a JOIN t b USING (id)"
+    with pytest.raises(QueryError, match="into a view on a view of that join"):
+        timed.engine.view("v", f"SELECT id FROM ({join}) WHERE until > now()")
+    timed.engine.view("pairs", join)
+    timed.engine.view("v", "SELECT id FROM pairs WHERE until > now()")
+    timed.insert(1, 1)
+    for later in (0, 1, 2):
+        timed.now = NOON + later * SECOND
+        timed.engine.advance()
+        assert timed.rows("v") == Counter([(1,)] if later < 2 else [])
+
+
+@pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_a_crash_at_random_effects(tmp_path: Path, seed: int) -> None:

@@ -218,6 +218,9 @@ def test_changes_come_live_and_resume_after_the_last_event(engine, url):
     number, _, data = events.next("changes")
     events.close()
     assert int(number) == data["epoch"] == later  # the epochs before it were received
+    # else it would miss the changes since the epoch that it means
+    answer = ask(url, "/api/views/by_country/changes", Last_Event_ID="12x")
+    assert error_of(answer) == (400, "BAD_OPTION")
 
 
 def test_all_changes_add_up_to_the_rows(engine, url):

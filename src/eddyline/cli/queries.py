@@ -14,7 +14,7 @@ from eddyline.answers.answer import QueryAnswer
 from eddyline.cli.arguments import Commands, add_command, add_storage
 from eddyline.cli.opening import existing, open_catalog, open_engine, read_script
 from eddyline.cli.output import JSON, TABLE, add_format, show_document, show_report, show_rows
-from eddyline.cli.text import FORMATTERS, first_line, frame_text, shorten
+from eddyline.cli.text import FORMATTERS, first_line, frame_text, shorten, show_text
 from eddyline.errors import ScriptError
 from eddyline.options import Options
 
@@ -135,9 +135,10 @@ def _sql(args: argparse.Namespace) -> int:
         with open_engine(existing(args.storage), read_only=True) as engine:
             frame = engine.sql(args.query) if statement is None else engine.execute(args.query)
             assert frame is not None  # DESCRIBE and SHOW have a result
-            print(frame_text(args.format, frame, args.query))
+            text = frame_text(args.format, frame, args.query)
     else:
-        print(FORMATTERS[args.format](answer))
+        text = FORMATTERS[args.format](answer)
+    show_text(text)
     return 0
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from eddyline.cli.arguments import Commands, add_command, add_storage
 from eddyline.cli.opening import open_engine, read_script
 from eddyline.cli.output import Output, add_format, show_progress
-from eddyline.cli.text import frame_text
+from eddyline.cli.text import frame_text, show_text
 
 
 def add_to(commands: Commands) -> None:
@@ -58,7 +58,7 @@ def _run(args: argparse.Namespace) -> int:
         if args.connect is not None:
             _say_address(out, "connect", engine.serve_connect(args.connect))
         if answer is not None:
-            print(frame_text(args.format, answer), flush=True)
+            show_text(frame_text(args.format, answer))
         if args.once:
             engine.advance()
         else:

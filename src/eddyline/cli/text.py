@@ -117,3 +117,9 @@ def frame_text(form: str, frame: DataFrame, query: str = "") -> str:
 
     with query_errors(query):
         return FORMATTERS[form](spark_answer(frame))
+
+
+def show_text(text: str) -> None:
+    """Print a formatted result; nothing for one without rows as JSON, where each line is an object."""
+    if text:
+        print(text, flush=True)

@@ -316,10 +316,9 @@ class Api:
     async def changes(self, request: Request) -> Response:
         """Answer with the changes of a table or view, as server-sent events."""
         name = request.path_params["name"]
-        given = request.headers.get("last-event-id", "")
         after = number_of(request, "after", -1)
-        if given.isdigit() and len(given) < 16:
-            after = int(given)
+        if given := request.headers.get("last-event-id", ""):
+            after = _number("Last-Event-ID", given)
         await self.run(lambda: self.observer.checked(name))
         texts = request.query_params.get("as") == "texts"
         return _stream(self.hub.changes(name, None if after < 0 else after, texts=texts))
@@ -430,8 +429,11 @@ def letter_json(letter: DeadLetter) -> dict[str, Any]:
 def number_of(request: Request, name: str, default: int) -> int:
     """Return a parameter of the query; BAD_OPTION if it isn't a whole number from 0 on."""
     given = request.query_params.get(name)
-    if not given:  # a form's field that is empty
-        return default
+    return _number(name, given) if given else default  # a form's field may be empty
+
+
+def _number(name: str, given: str) -> int:
+    """Return a whole number from 0 on; BAD_OPTION for another text."""
     if not (given.isascii() and given.isdigit()) or len(given) > 15:
         raise wrong_argument(name, given, "give a whole number from 0 on")
     return int(given)

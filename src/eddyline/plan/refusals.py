@@ -198,7 +198,8 @@ MISPLACED_SCALAR_SUBQUERY = Refusal(
 )
 MISPLACED_CLOCK = Refusal(
     "now() is compared where no live view can keep it",
-    "put the comparison into the WHERE or SELECT of a subquery",
+    "put the comparison into the WHERE or SELECT of a subquery; one that needs columns of both sides of a join, "
+    "into a view on a view of that join",
 )
 WRONG_CONSTANT = Refusal(
     "{what}", "correct the constant, with which no row can be evaluated", "INVALID_QUERY"
