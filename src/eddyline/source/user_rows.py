@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from itertools import chain
 from numbers import Real
 from typing import Any, TypeAlias
@@ -24,8 +24,6 @@ from eddyline.spark.schema import to_arrow
 
 _MISSING = {type(pd.NA), type(pd.NaT)}
 """What pandas has for null besides None. A NaN stays one."""
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Rows: TypeAlias = Iterable[Mapping[str, Any] | Sequence[Any]] | pa.Table | pd.DataFrame | DataFrame
 
@@ -174,12 +172,12 @@ def _array(values: list[Any], field: pa.Field, relation: str) -> pa.Array:
 
 
 def _with_zones(values: list[Any], kind: pa.DataType) -> list[Any]:
-    """Return values in which no datetime lacks a zone, if their type is one of moments or holds such."""
+    """Return values with microseconds since 1970 in place of datetimes without a zone, where their type is one of moments."""
     if not _holds_moments(kind):
         return values
     if pa.types.is_timestamp(kind):
         return [
-            _moment(value) if isinstance(value, datetime) and value.tzinfo is None else value
+            _micros(value) if isinstance(value, datetime) and value.tzinfo is None else value
             for value in values
         ]
     if _is_list(kind):
@@ -200,10 +198,9 @@ def _with_zones(values: list[Any], kind: pa.DataType) -> list[Any]:
     return [inner(value) if isinstance(value, Mapping) else value for value in values]
 
 
-def _moment(local: datetime) -> datetime:
-    """Return the moment of a local time of this machine."""
-    seconds = time.mktime(local.timetuple())
-    return _EPOCH + timedelta(seconds=seconds, microseconds=local.microsecond)
+def _micros(local: datetime) -> int:
+    """Return the moment of a local time of this machine, in microseconds since 1970."""
+    return int(time.mktime(local.timetuple())) * 1_000_000 + local.microsecond
 
 
 def _holds_moments(kind: pa.DataType) -> bool:
