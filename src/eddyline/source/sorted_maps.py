@@ -6,6 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from eddyline.source.arrow_types import holds
+
 
 def with_sorted_maps(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return a column whose maps, also those within structs, arrays and maps, have their entries in the order of the keys.
@@ -15,20 +17,14 @@ def with_sorted_maps(column: pa.ChunkedArray) -> pa.ChunkedArray:
         >>> with_sorted_maps(pa.chunked_array([pa.array([{"b": 1, "a": 2}], kind)]))[0].as_py()
         [('a', 2), ('b', 1)]
     """
-    if not _holds_map(column.type):
+    if not holds(column.type, pa.types.is_map):
         return column
     return pa.chunked_array([_sorted(chunk) for chunk in column.chunks], column.type)
 
 
-def _holds_map(kind: pa.DataType) -> bool:
-    if pa.types.is_map(kind):
-        return True
-    return any(_holds_map(kind.field(place).type) for place in range(kind.num_fields))
-
-
 def _sorted(array: pa.Array) -> pa.Array:
     kind, absent = array.type, array.is_null()
-    if not _holds_map(kind):
+    if not holds(kind, pa.types.is_map):
         return array
     if pa.types.is_struct(kind):
         fields = [_sorted(array.field(place)) for place in range(kind.num_fields)]

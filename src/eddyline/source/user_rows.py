@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from eddyline.errors import DataError
+from eddyline.source.arrow_types import holds
 from eddyline.source.row_rules import RowRules, filled
 from eddyline.source.sorted_maps import with_sorted_maps
 from eddyline.spark.failures import query_errors
@@ -137,7 +138,7 @@ def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     try:
         return column.cast(kind)
     except pa.ArrowInvalid:
-        if not (_holds_struct(kind) and column.null_count):
+        if not (holds(kind, pa.types.is_struct) and column.null_count):
             raise
         whole = column.drop_null().cast(kind).combine_chunks()
         places = np.cumsum(column.is_valid().to_numpy()) - 1
@@ -166,23 +167,23 @@ def _array(values: list[Any], field: pa.Field, relation: str) -> pa.Array:
         values = [None if type(value) in _MISSING else value for value in values]
     try:
         _check_values(values, field.type, field.name, relation)
-        return pa.array(_with_zones(values, field.type), field.type)
+        return pa.array(_with_moments(values, field.type), field.type)
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise _unfit(relation, field, error) from error
 
 
-def _with_zones(values: list[Any], kind: pa.DataType) -> list[Any]:
+def _with_moments(values: list[Any], kind: pa.DataType) -> list[Any]:
     """Return values with microseconds since 1970 in place of datetimes without a zone, where their type is one of moments."""
-    if not _holds_moments(kind):
+    if not holds(kind, _is_moment):
         return values
-    if pa.types.is_timestamp(kind):
+    if _is_moment(kind):
         return [
             _micros(value) if isinstance(value, datetime) and value.tzinfo is None else value
             for value in values
         ]
     if _is_list(kind):
         return [
-            _with_zones(list(value), kind.value_type)
+            _with_moments(list(value), kind.value_type)
             if isinstance(value, list | tuple | np.ndarray)
             else value
             for value in values
@@ -190,10 +191,10 @@ def _with_zones(values: list[Any], kind: pa.DataType) -> list[Any]:
 
     def inner(value: Mapping[Any, Any]) -> dict[Any, Any]:
         if pa.types.is_map(kind):
-            keys = _with_zones(list(value), kind.key_type)
-            return dict(zip(keys, _with_zones(list(value.values()), kind.item_type), strict=True))
+            keys = _with_moments(list(value), kind.key_type)
+            return dict(zip(keys, _with_moments(list(value.values()), kind.item_type), strict=True))
         types = {field.name: field.type for field in kind}
-        return {name: _with_zones([one], types[name])[0] for name, one in value.items()}
+        return {name: _with_moments([one], types[name])[0] for name, one in value.items()}
 
     return [inner(value) if isinstance(value, Mapping) else value for value in values]
 
@@ -203,10 +204,8 @@ def _micros(local: datetime) -> int:
     return int(time.mktime(local.timetuple())) * 1_000_000 + local.microsecond
 
 
-def _holds_moments(kind: pa.DataType) -> bool:
-    if pa.types.is_timestamp(kind):
-        return kind.tz is not None
-    return any(_holds_moments(kind.field(place).type) for place in range(kind.num_fields))
+def _is_moment(kind: pa.DataType) -> bool:
+    return pa.types.is_timestamp(kind) and kind.tz is not None
 
 
 def _are_mappings(rows: list[Any], relation: str) -> bool:
@@ -322,12 +321,6 @@ def _check_numbers(values: Sequence[Any], wanted: pa.DataType) -> None:
         number = (v for v in values if isinstance(v, Real))
         if (odd := next(number, None)) is not None:
             raise ValueError(f"{odd} is a number; give a datetime, date, time or timedelta")
-
-
-def _holds_struct(kind: pa.DataType) -> bool:
-    if pa.types.is_struct(kind):
-        return True
-    return any(_holds_struct(kind.field(place).type) for place in range(kind.num_fields))
 
 
 def _is_list(kind: pa.DataType) -> bool:
