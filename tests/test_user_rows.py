@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from pyspark.sql import Row
 from pyspark.sql.types import TimestampType
 
 from eddyline.errors import DataError
@@ -54,6 +55,8 @@ def stored(column: str, value: Any) -> Any:
         ("l", np.array([1, 2]), [1, 2]),
         ("m", {"k": 1}, [("k", 1)]),
         ("s", {"x": [{"y": 1}, {}, None]}, {"x": [{"y": 1}, {"y": None}, None]}),
+        ("s", Row(x=[Row(y=1), None]), {"x": [{"y": 1}, None]}),
+        ("m", [("k", 1)], [("k", 1)]),
     ],
 )
 def test_what_fits_is_stored(column: str, value: Any, wanted: Any) -> None:
@@ -79,6 +82,10 @@ def test_what_fits_is_stored(column: str, value: Any, wanted: Any) -> None:
         ("l", [1, pd.NA]),
         ("m", {"k": 1.5}),
         ("s", {"x": [{"y": 0.5}]}),
+        ("s", Row(x=[Row(y=0.5)])),
+        ("s", Row(x=[Row(y=1, z=2)])),
+        ("s", [("x", [{"y": 0.5}])]),
+        ("m", [("k", 1.5)]),
     ],
 )
 def test_what_arrow_would_change_is_refused(column: str, value: Any) -> None:
@@ -120,13 +127,15 @@ def test_a_datetime_without_a_zone_is_in_that_of_the_machine_as_for_pyspark(loca
     moment = pa.timestamp("us", "Europe/Berlin")
     nested = pa.struct([("m", pa.map_(moment, pa.list_(moment)))])
     schema = pa.schema([("t", moment), ("n", nested), ("d", pa.timestamp("us"))])
-    rows = [(local, {"m": {local: [local, None]}}, local), (None, None, None)]
+    forms = {"m": {local: [local, None]}}, Row(m=[(local, (local, None))])
+    rows = [(local, nested, local) for nested in forms] + [(None, None, None)]
     found = as_arrow(rows, schema, relation="t", zone="Europe/Berlin")
     micros = TimestampType().toInternal(local)
-    assert found["t"].cast(pa.int64()).to_pylist() == [micros, None]
-    key, (first, _) = found["n"][0]["m"].as_py()[0]
-    assert [round(one.timestamp() * 1e6) for one in (key, first)] == [micros] * 2
-    assert found["d"].to_pylist() == [local, None]
+    assert found["t"].cast(pa.int64()).to_pylist() == [micros, micros, None]
+    for struct in found["n"][:2]:
+        key, (first, _) = struct["m"].as_py()[0]
+        assert [round(one.timestamp() * 1e6) for one in (key, first)] == [micros] * 2
+    assert found["d"].to_pylist() == [local, local, None]
 
 
 def test_times_of_tables_without_a_zone_are_in_that_of_the_session() -> None:

@@ -189,14 +189,35 @@ def _with_moments(values: list[Any], kind: pa.DataType) -> list[Any]:
             for value in values
         ]
 
-    def inner(value: Mapping[Any, Any]) -> dict[Any, Any]:
+    def inner(parts: Mapping[Any, Any]) -> dict[Any, Any]:
         if pa.types.is_map(kind):
-            keys = _with_moments(list(value), kind.key_type)
-            return dict(zip(keys, _with_moments(list(value.values()), kind.item_type), strict=True))
+            keys = _with_moments(list(parts), kind.key_type)
+            return dict(zip(keys, _with_moments(list(parts.values()), kind.item_type), strict=True))
         types = {field.name: field.type for field in kind}
-        return {name: _with_moments([one], types[name])[0] for name, one in value.items()}
+        return {name: _with_moments([one], types[name])[0] for name, one in parts.items()}
 
-    return [inner(value) if isinstance(value, Mapping) else value for value in values]
+    found = ((value, _parts(value, kind)) for value in values)
+    return [value if parts is None else inner(parts) for value, parts in found]
+
+
+def _parts(value: object, kind: pa.DataType) -> Mapping[Any, Any] | None:
+    """Return the fields of a struct or the entries of a map as Arrow takes them: it also takes a tuple for the fields in order, and pairs.
+
+    None for what is neither: null, or what Arrow refuses.
+    """
+    if isinstance(value, Mapping):
+        return value
+    if not isinstance(value, list | tuple):
+        return None
+    if pa.types.is_struct(kind) and isinstance(value, tuple):
+        names = [field.name for field in kind]
+        return dict(zip(names, value, strict=True)) if len(value) == len(names) else None
+    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in value):
+        return None
+    try:
+        return dict(value)
+    except TypeError:  # keys without a hash
+        return None
 
 
 def _micros(local: datetime) -> int:
@@ -283,7 +304,7 @@ def _check_values(values: Sequence[Any], wanted: pa.DataType, name: str, relatio
         ValueError, OverflowError: a number doesn't fit.
     """
     if pa.types.is_struct(wanted):
-        rows = [value for value in values if isinstance(value, Mapping)]
+        rows = [row for value in values if (row := _parts(value, wanted)) is not None]
         _check_names(
             {field for row in rows for field in row}, [f.name for f in wanted], relation, name
         )
@@ -294,7 +315,7 @@ def _check_values(values: Sequence[Any], wanted: pa.DataType, name: str, relatio
         lists = (value for value in values if isinstance(value, list | tuple | np.ndarray))
         _check_values(list(chain.from_iterable(lists)), wanted.value_type, name, relation)
     elif pa.types.is_map(wanted):
-        maps = [value for value in values if isinstance(value, Mapping)]
+        maps = [one for value in values if (one := _parts(value, wanted)) is not None]
         _check_values(list(chain.from_iterable(maps)), wanted.key_type, name, relation)
         items = chain.from_iterable(one.values() for one in maps)
         _check_values(list(items), wanted.item_type, name, relation)
