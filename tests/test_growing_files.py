@@ -219,7 +219,7 @@ def test_a_file_on_which_spark_fails_is_left_out(
         write("d.txt", 3)
         assert rows(engine) == [1, 3]
         write("e.txt", 4)
-        write("f.gz", *range(10_000))
+        write("f.gz", *range(10_000), seconds_ago=-600)
         with pytest.raises(el.EngineError, match=r"STREAM_FAILED.*/f\.gz: "):  # half written yet
             engine.advance()
         assert not engine.progress().failing
