@@ -176,7 +176,13 @@ def test_rows_that_do_not_fit_are_refused_and_nothing_is_written(engine, bad, co
 
 @pytest.mark.parametrize(
     "kind",
-    ["INTERVAL YEAR TO MONTH", "STRUCT<a: ARRAY<INTERVAL MONTH>>", "MAP<INT, INTERVAL YEAR>"],
+    [
+        "INTERVAL YEAR TO MONTH",
+        "STRUCT<a: ARRAY<INTERVAL MONTH>>",
+        "MAP<INT, INTERVAL YEAR>",
+        "VOID",
+        "ARRAY<VOID>",
+    ],
 )
 def test_columns_that_no_relation_can_keep_are_refused(engine, tmp_path, kind):
     engine.table("t", "v INT").insert([(1,)])

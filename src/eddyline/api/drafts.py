@@ -73,10 +73,8 @@ def table_of_query(name: str, query: str, columns: StructType) -> Entry:
                 table=name,
                 hint="give them different names with AS",
             )
-    for field in columns:
-        if contains_type(field.dataType, ("void",)):
-            way_out = "give its values a type: CAST(NULL AS INT), CAST(array() AS ARRAY<INT>)"
-            raise _not_kept(field, way_out, table=name)
+    way_out = "give its values a type: CAST(NULL AS INT), CAST(array() AS ARRAY<INT>)"
+    _refuse_void(columns, way_out, table=name)
     plain = [StructField(field.name, field.dataType) for field in loose_schema(columns)]
     made = table(name, StructType(plain), ())
     return replace(made, options={**made.options, MADE_AS: _hash(query)})
@@ -237,6 +235,7 @@ def declared(schema: str | StructType) -> tuple[StructType, dict[str, ColumnRule
     names = [name.lower() for name in schema.names]
     if not names or len(set(names)) < len(names):
         raise _bad_schema(schema.simpleString())
+    _refuse_void(schema, "give it the type that its values will have")
     rules = {
         field.name: ColumnRule(
             not field.nullable,
@@ -277,6 +276,13 @@ def nullable(schema: StructType) -> StructType:
         except PySparkException as error:
             raise _not_kept(field) from error
     return StructType([StructField(field.name, field.dataType, True) for field in plain])
+
+
+def _refuse_void(columns: StructType, way_out: str, **about: str) -> None:
+    """Refuse columns that can't hold anything but null."""
+    for field in columns:
+        if contains_type(field.dataType, ("void",)):
+            raise _not_kept(field, way_out, **about)
 
 
 def _not_kept(field: StructField, way_out: str = _ANOTHER_TYPE, **about: str) -> DataError:
