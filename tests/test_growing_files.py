@@ -235,6 +235,10 @@ def test_a_file_on_which_spark_fails_is_left_out(
         assert "EOFException" in stream["set_aside"][str(folder / "f.gz")]
         write("g.txt", 5)
         assert rows(engine) == [1, 3, 4, 5]
+        for name in stream["set_aside"]:
+            os.remove(name)
+        assert rows(engine) == [1, 3, 4, 5]
+        assert "set_aside" not in engine.status()["sources"][0]
     warnings = [one.getMessage() for one in caplog.records if "can't be read" in one.getMessage()]
     assert sum("f.gz" in one and "as a new file" in one for one in warnings) == 1
 

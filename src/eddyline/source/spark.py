@@ -245,8 +245,8 @@ class SparkStream(CopiedSource):
         why, failfast = message_of(error), "MALFORMED_RECORD" in str(error)
         way_out = "; with the mode DROPMALFORMED bad records are kept apart" * failfast
         if file := _READING.search(str(error)):
-            one = not failfast and placed(self.frame)[1]
-            if one and self._read.leave_out(file[1], why):
+            can_leave_out = not failfast and placed(self.frame)[1]
+            if can_leave_out and self._read.leave_out(file[1], why):
                 return False
             why = f"{local_path(file[1]) or file[1]}: {why}"
         raise cannot_read(self.name, why, way_out) from error

@@ -44,10 +44,11 @@ class FilesRead:
         self._faults: dict[str, dict[str, Any]] | None = None  # None: not read yet
 
     def look(self) -> None:
-        """Warn of files that have changed since they were read, and store them."""
+        """Warn of files that have changed since they were read, and store them; forget those that are gone."""
         for path, time_ms in self._new_entries():
             self._times[path] = max(time_ms, self._times.get(path, 0))
-        self._store({**dict(self._found()), **self._left_out()})
+        left_out = {path: why for path, why in self._left_out().items() if os.path.exists(path)}
+        self._store({**dict(self._found()), **left_out})
 
     @property
     def addresses_left_out(self) -> list[str]:
