@@ -164,5 +164,8 @@ assert not {{"pyspark", "polars", "pandas"}} & set(sys.modules), sys.modules.key
     assert rows[3:]
     assert cli.main(["sql", "SELECT team FROM by_team WHERE n = 2", "--storage", root]) == 0
     assert capsys.readouterr().out == "team\n----\nx\n(1 row)\n"
+    nothing = "SELECT team FROM by_team WHERE n = 99"
+    assert cli.main(["sql", nothing, "--storage", root, "--format", "json"]) == 0
+    assert not capsys.readouterr().out
     assert Files(root).exists("catalog.db")
     assert Path(root, "manifests").is_dir()

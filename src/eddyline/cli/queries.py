@@ -135,10 +135,9 @@ def _sql(args: argparse.Namespace) -> int:
         with open_engine(existing(args.storage), read_only=True) as engine:
             frame = engine.sql(args.query) if statement is None else engine.execute(args.query)
             assert frame is not None  # DESCRIBE and SHOW have a result
-            text = frame_text(args.format, frame, args.query)
+            show_text(frame_text(args.format, frame, args.query))
     else:
-        text = FORMATTERS[args.format](answer)
-    show_text(text)
+        show_text(FORMATTERS[args.format](answer))
     return 0
 
 
