@@ -6,7 +6,8 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -124,3 +125,16 @@ def lane_at_random(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     die = random.Random(request.node.nodeid)
     monkeypatch.setattr("eddyline.runtime.short_lane.PART_ROWS", die.choice((2, 10_000)))
     monkeypatch.setattr("eddyline.answers.reader.HELD_ROWS", die.choice((-1, 10_000)))
+
+
+@pytest.fixture
+def be_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """What puts this process into a time zone, until the end of the test."""
+
+    def be_in(zone: str) -> None:
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+
+    yield be_in
+    monkeypatch.undo()
+    time.tzset()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -272,27 +272,19 @@ def test_the_command_line_takes_the_zone_of_the_storage(kept: str) -> None:
 
 
 def test_rows_that_were_read_are_deleted_where_the_machine_has_another_zone(
-    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, spark: SparkSession, be_in: Callable[[str], None]
 ) -> None:
-    monkeypatch.setenv("TZ", "Asia/Tokyo")
-    time.tzset()
-    try:
-        with el.Engine(str(tmp_path / "s"), spark) as engine:
-            table = engine.table("t", "ts TIMESTAMP, m MAP<STRING, INT>")
-            noon = datetime(2026, 1, 1, 12)
-            table.insert([(noon, {"b": 1, "a": 2})])
-            engine.execute(
-                "INSERT INTO t VALUES (TIMESTAMP '2026-01-01 03:00:00', map('b', 1, 'a', 2))"
-            )
-            engine.advance()
-            rows = engine.sql("SELECT * FROM t").collect()
-            assert (
-                rows
-                == spark.createDataFrame([(noon, {"b": 1, "a": 2})] * 2, table.schema).collect()
-            )
-            table.delete(rows)
-            engine.advance()
-            assert engine.sql("SELECT * FROM t").count() == 0
-    finally:
-        monkeypatch.undo()
-        time.tzset()
+    be_in("Asia/Tokyo")
+    with el.Engine(str(tmp_path / "s"), spark) as engine:
+        table = engine.table("t", "ts TIMESTAMP, m MAP<STRING, INT>")
+        row = datetime(2026, 1, 1, 12), {"b": 1, "a": 2}
+        table.insert([row])
+        engine.execute(
+            "INSERT INTO t VALUES (TIMESTAMP '2026-01-01 03:00:00', map('b', 1, 'a', 2))"
+        )
+        engine.advance()
+        rows = engine.sql("SELECT * FROM t").collect()
+        assert rows == spark.createDataFrame([row, row], table.schema).collect()
+        table.delete(rows)
+        engine.advance()
+        assert engine.sql("SELECT * FROM t").count() == 0

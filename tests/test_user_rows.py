@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from fractions import Fraction
 from typing import Any
@@ -100,17 +99,6 @@ def test_unknown_fields_within_lists_are_named() -> None:
         stored("s", {"x": [{"y": 1}, {"z": 1}]})
 
 
-@pytest.fixture
-def in_new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let this process be in New York."""
-    monkeypatch.setenv("TZ", "America/New_York")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
-
-
-@pytest.mark.usefixtures("in_new_york")
 @pytest.mark.parametrize(
     "local",
     [
@@ -123,7 +111,10 @@ def in_new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         pd.Timestamp("2026-01-31T12:00"),
     ],
 )
-def test_a_datetime_without_a_zone_is_in_that_of_the_machine_as_for_pyspark(local: Any) -> None:
+def test_a_datetime_without_a_zone_is_in_that_of_the_machine_as_for_pyspark(
+    local: Any, be_in: Callable[[str], None]
+) -> None:
+    be_in("America/New_York")
     moment = pa.timestamp("us", "Europe/Berlin")
     nested = pa.struct([("m", pa.map_(moment, pa.list_(moment)))])
     schema = pa.schema([("t", moment), ("n", nested), ("d", pa.timestamp("us"))])

@@ -73,8 +73,6 @@ def table_of_query(name: str, query: str, columns: StructType) -> Entry:
                 table=name,
                 hint="give them different names with AS",
             )
-    way_out = "give its values a type: CAST(NULL AS INT), CAST(array() AS ARRAY<INT>)"
-    _refuse_void(columns, way_out, table=name)
     plain = [StructField(field.name, field.dataType) for field in loose_schema(columns)]
     made = table(name, StructType(plain), ())
     return replace(made, options={**made.options, MADE_AS: _hash(query)})
@@ -235,7 +233,9 @@ def declared(schema: str | StructType) -> tuple[StructType, dict[str, ColumnRule
     names = [name.lower() for name in schema.names]
     if not names or len(set(names)) < len(names):
         raise _bad_schema(schema.simpleString())
-    _refuse_void(schema, "give it the type that its values will have")
+    for field in schema:
+        if contains_type(field.dataType, ("void",)):
+            raise _not_kept(field, _A_TYPE)
     rules = {
         field.name: ColumnRule(
             not field.nullable,
@@ -255,6 +255,7 @@ def _bad_schema(text: str) -> DataError:
     )
 
 
+_A_TYPE = "give its values a type: INT; in a query CAST(NULL AS INT), CAST(array() AS ARRAY<INT>)"
 _ANOTHER_TYPE = "give it another type, such as INT for the months of an interval or BINARY for a shape, or leave it out"
 
 
@@ -278,19 +279,11 @@ def nullable(schema: StructType) -> StructType:
     return StructType([StructField(field.name, field.dataType, True) for field in plain])
 
 
-def _refuse_void(columns: StructType, way_out: str, **about: str) -> None:
-    """Refuse columns that can't hold anything but null."""
-    for field in columns:
-        if contains_type(field.dataType, ("void",)):
-            raise _not_kept(field, way_out, **about)
-
-
-def _not_kept(field: StructField, way_out: str = _ANOTHER_TYPE, **about: str) -> DataError:
+def _not_kept(field: StructField, way_out: str = _ANOTHER_TYPE) -> DataError:
     return DataError(
         f"column {field.name} has the type {field.dataType.simpleString()}, which can't be kept",
         condition="UNSUPPORTED_TYPE",
         hint=way_out,
-        **about,
     )
 
 

@@ -54,7 +54,6 @@ class CostLine:
     Attributes:
         typical: the line to begin with; both of its parts are above 0, and keep a small weight, so that
             epochs of nearly equal size don't tilt the line.
-        measured: whether points were added.
 
     Example:
         >>> line = CostLine(Cost(0.1, 1e-6))
@@ -67,7 +66,6 @@ class CostLine:
 
     def __init__(self, typical: Cost) -> None:
         self.typical = typical
-        self.measured = False
         # weights, and weighted sums of rows, their squares, seconds, and products of rows and seconds
         rows = typical.fixed / typical.slope  # for which both parts take the same time
         of_slope = np.array([0.0, 0.0, rows * rows, 0.0, rows * typical.fixed])
@@ -77,7 +75,11 @@ class CostLine:
     def add(self, rows: float, seconds: float) -> None:
         """Add a point; those that were added before weigh less from then on."""
         self._sums = self._sums * MEMORY + _moments(rows, seconds)
-        self.measured = True
+
+    @property
+    def measured(self) -> bool:
+        """Whether points were added."""
+        return bool(self._sums[0])
 
     def fitted(self) -> Cost:
         """Return the line."""

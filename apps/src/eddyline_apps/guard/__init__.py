@@ -190,7 +190,7 @@ def _check_log(path: Path, *, may_come: bool) -> None:
     if path.is_file():
         return
     pattern = has_magic(str(path))
-    if pattern or not may_come or path.exists() or not path.absolute().parent.is_dir():
+    if pattern or not may_come or path.exists() or not path.parent.is_dir():
         raise DataError(
             f"the log can't be read: {path} is not a file",
             condition="LOG_NOT_READABLE",
