@@ -142,6 +142,44 @@ def test_times_of_tables_without_a_zone_are_in_that_of_the_session() -> None:
     assert found["t"].to_pylist() == given
 
 
+@pytest.mark.parametrize("nested", ["lists", "large_lists", "structs", "maps"])
+def test_times_within_values_of_tables_are_in_the_zone_of_the_session(nested: str) -> None:
+    def kind_of(one: pa.DataType) -> pa.DataType:
+        return {
+            "lists": pa.list_(one),
+            "large_lists": pa.large_list(pa.list_(one)),
+            "structs": pa.struct([("a", pa.int64()), ("t", one)]),
+            "maps": pa.map_(one, pa.struct([("t", pa.list_(one))])),
+        }[nested]
+
+    def values(one: datetime) -> list[Any]:
+        value: Any = {
+            "lists": [one, None],
+            "large_lists": [[one], None, []],
+            "structs": {"a": 1, "t": one},
+            "maps": [(one, {"t": [None, one]})],
+        }[nested]
+        return [None, value, value, None]
+
+    moment, local = pa.timestamp("us", "Europe/Berlin"), pa.timestamp("us")
+    there, here = (
+        datetime(2026, 1, 31, 12, tzinfo=ZoneInfo("Europe/Berlin")),
+        datetime(2026, 1, 31, 12),
+    )
+    for given, wanted, one, other in ((local, moment, here, there), (moment, local, there, here)):
+        table = pa.table({"v": pa.array(values(one), kind_of(given))}).slice(1)
+        kind = kind_of(wanted) if nested != "large_lists" else pa.list_(pa.list_(wanted))
+        found = as_arrow(table, pa.schema([("v", kind)]), relation="t", zone="Europe/Berlin")
+        assert found["v"].to_pylist() == values(other)[1:]
+
+
+def test_coded_times_of_tables_are_in_the_zone_of_the_session() -> None:
+    local, moment = pa.timestamp("us"), pa.timestamp("us", "Europe/Berlin")
+    table = pa.table({"t": pa.array([datetime(2026, 1, 31, 12)], local).dictionary_encode()})
+    found = as_arrow(table, pa.schema([("t", moment)]), relation="t", zone="Europe/Berlin")
+    assert found["t"].to_pylist() == [datetime(2026, 1, 31, 12, tzinfo=ZoneInfo("Europe/Berlin"))]
+
+
 def test_equal_maps_are_stored_alike() -> None:
     entries = pa.map_(pa.string(), pa.int64())
     kind = pa.struct([("l", pa.list_(entries)), ("m", pa.map_(pa.int64(), entries))])

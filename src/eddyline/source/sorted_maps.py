@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from eddyline.source.arrow_types import holds
+from eddyline.source.arrow_types import holds, with_inner
 
 
 def with_sorted_maps(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -22,18 +22,13 @@ def with_sorted_maps(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array([_sorted(chunk) for chunk in column.chunks], column.type)
 
 
-def _sorted(array: pa.Array) -> pa.Array:
-    kind, absent = array.type, array.is_null()
-    if not holds(kind, pa.types.is_map):
+def _sorted(array: pa.Array, _: int = 0) -> pa.Array:
+    if not holds(array.type, pa.types.is_map):
         return array
-    if pa.types.is_struct(kind):
-        fields = [_sorted(array.field(place)) for place in range(kind.num_fields)]
-        return pa.StructArray.from_arrays(fields, fields=list(kind), mask=absent)
-    array = array.take(pa.array(np.arange(len(array))))  # the offsets of a slice don't begin at 0
-    if not pa.types.is_map(kind):
-        values = _sorted(array.values)
-        return type(array).from_arrays(array.offsets, values, type=kind, mask=absent)
-    keys, items = _sorted(array.keys), _sorted(array.items)
+    array = with_inner(array, _sorted)
+    if not pa.types.is_map(array.type):
+        return array
+    keys, items = array.keys, array.items
     of = np.repeat(np.arange(len(array)), np.diff(array.offsets.to_numpy()))
     try:
         order = pc.sort_indices(
@@ -42,5 +37,5 @@ def _sorted(array: pa.Array) -> pa.Array:
     except (pa.ArrowNotImplementedError, pa.ArrowTypeError):  # keys without an order
         return array
     return pa.MapArray.from_arrays(
-        array.offsets, keys.take(order), items.take(order), type=kind, mask=absent
+        array.offsets, keys.take(order), items.take(order), type=array.type, mask=array.is_null()
     )

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from eddyline.errors import DataError
-from eddyline.source.arrow_types import holds
+from eddyline.source.arrow_types import holds, is_list, with_inner
 from eddyline.source.row_rules import RowRules, filled
 from eddyline.source.sorted_maps import with_sorted_maps
 from eddyline.spark.failures import query_errors
@@ -121,14 +121,29 @@ def _from_table(
 
 def _in_zone(column: pa.ChunkedArray, kind: pa.DataType, zone: str) -> pa.ChunkedArray:
     """Return moments as local times, or local times as moments, if a type wants them, as Spark's cast does."""
-    given = column.type
-    if not (pa.types.is_timestamp(given) and pa.types.is_timestamp(kind)):
+    if not holds(kind, pa.types.is_timestamp) or not column.num_chunks:
         return column
-    if given.tz is None and kind.tz is not None:
-        return pc.assume_timezone(column, zone, ambiguous="earliest", nonexistent="latest")
-    if given.tz is not None and kind.tz is None:
-        return pc.local_timestamp(column.cast(pa.timestamp(given.unit, zone)))
-    return column
+
+    def there(array: pa.Array, kind: pa.DataType) -> pa.Array:
+        given = array.type
+        if pa.types.is_dictionary(given):
+            return there(array.dictionary_decode(), kind)
+        if pa.types.is_timestamp(given) and pa.types.is_timestamp(kind):
+            if given.tz is None and kind.tz is not None:
+                return pc.assume_timezone(array, zone, ambiguous="earliest", nonexistent="latest")
+            if given.tz is not None and kind.tz is None:
+                return pc.local_timestamp(array.cast(pa.timestamp(given.unit, zone)))
+        elif pa.types.is_struct(given) and pa.types.is_struct(kind):
+            return with_inner(
+                array, lambda one, n: there(one, kind.field(given.field(n).name).type)
+            )
+        elif pa.types.is_map(given) and pa.types.is_map(kind):
+            return with_inner(array, lambda one, n: there(one, (kind.key_type, kind.item_type)[n]))
+        elif is_list(given) and is_list(kind):
+            return with_inner(array, lambda one, _: there(one, kind.value_type))
+        return array
+
+    return pa.chunked_array([there(chunk, kind) for chunk in column.chunks])
 
 
 def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
@@ -181,7 +196,7 @@ def _with_moments(values: list[Any], kind: pa.DataType) -> list[Any]:
             _micros(value) if isinstance(value, datetime) and value.tzinfo is None else value
             for value in values
         ]
-    if _is_list(kind):
+    if is_list(kind):
         return [
             _with_moments(list(value), kind.value_type)
             if isinstance(value, list | tuple | np.ndarray)
@@ -289,7 +304,7 @@ def _check_fields(given: pa.DataType, wanted: pa.DataType, name: str, relation: 
         _check_names([field.name for field in given], list(known), relation, name)
         for field in given:
             _check_fields(field.type, known[field.name], f"{name}.{field.name}", relation)
-    elif _is_list(given) and _is_list(wanted):
+    elif is_list(given) and is_list(wanted):
         _check_fields(given.value_type, wanted.value_type, name, relation)
     elif pa.types.is_map(given) and pa.types.is_map(wanted):
         _check_fields(given.key_type, wanted.key_type, name, relation)
@@ -311,7 +326,7 @@ def _check_values(values: Sequence[Any], wanted: pa.DataType, name: str, relatio
         for field in wanted:
             inner = [row[field.name] for row in rows if field.name in row]
             _check_values(inner, field.type, f"{name}.{field.name}", relation)
-    elif _is_list(wanted):
+    elif is_list(wanted):
         lists = (value for value in values if isinstance(value, list | tuple | np.ndarray))
         _check_values(list(chain.from_iterable(lists)), wanted.value_type, name, relation)
     elif pa.types.is_map(wanted):
@@ -342,10 +357,6 @@ def _check_numbers(values: Sequence[Any], wanted: pa.DataType) -> None:
         number = (v for v in values if isinstance(v, Real))
         if (odd := next(number, None)) is not None:
             raise ValueError(f"{odd} is a number; give a datetime, date, time or timedelta")
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
 def _unfit(relation: str, field: pa.Field, error: Exception) -> DataError:
