@@ -6,8 +6,10 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
@@ -15,7 +17,10 @@ from crashes import LENGTH, Load
 from eddyline.answers.tasks import list_tasks, stored_catalog
 from eddyline.catalog.store import open_store
 from eddyline.errors import EddylineError, StateError
+from eddyline.source.log_files import write_rows
+from eddyline.source.segments import read_arrow, verify_segment
 from eddyline.state.manifest import ROWS, last_committed, manifest_name
+from eddyline.storage.files import Files
 from eddyline.testing import FaultyFiles
 
 pytestmark = pytest.mark.spark
@@ -175,3 +180,21 @@ def test_a_view_that_was_not_finished_leaves_nothing(load: Load) -> None:
     load.engine.advance()
     assert not any(f"v{number + 1}/" in name for name in last_committed(files).arrangements)
     load.close()
+
+
+@pytest.mark.parametrize("rows", [10, 100_000])
+def test_a_damaged_file_of_a_redo_log_is_named(tmp_path: Path, rows: int) -> None:
+    files, table = Files(str(tmp_path)), pa.table({"c0": range(rows)})
+    segment = write_rows(files, "log.arrow", table)
+    assert read_arrow(files, replace(segment, start=4, rows=5)) == table.slice(4, 5)
+    path = tmp_path / "log.arrow"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    for read in (read_arrow, verify_segment):
+        with pytest.raises(StateError, match="its CRC is") as caught:
+            read(files, segment)
+        assert caught.value.context["file"] == "log.arrow"
+    path.unlink()
+    with pytest.raises(StateError, match="No such file"):
+        read_arrow(files, segment)

