@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType, TimestampType
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
+from eddyline.api.paths import path_of
 from eddyline.arguments import wrong_argument
 from eddyline.catalog.column_rules import ColumnRule, same_rules, with_rules, without_rules
 from eddyline.catalog.entries import (
@@ -320,13 +321,18 @@ def same(entry: Entry, present: Entry) -> bool:
     return own == replace(present, options=options)
 
 
-def name_taken(entry: Entry, *, way_out: str = "") -> CatalogError:
+def name_taken(entry: Entry, *, given: Entry | None = None, way_out: str = "") -> CatalogError:
     """Return the error for a name that has another definition.
 
     Args:
+        given: the definition that was given.
         way_out: what else a statement for a table can do.
     """
     hint = "take another name, or drop it first"
+    if given is not None and (path := path_of(entry.options)) != path_of(given.options):
+        hint += (
+            f"; its path is {path}: a relative path is that of the folder in which the process runs"
+        )
     if entry.kind == TABLE:
         hint += "; ALTER TABLE changes its columns, and their NOT NULL, DEFAULT and lengths"
         hint += f"; {way_out}" if way_out else ""

@@ -19,6 +19,7 @@ from eddyline.answers.delivery import CommittedChangelog, Delivery
 from eddyline.answers.sinks import IDENTITY, sinks_status
 from eddyline.api import drafts
 from eddyline.api.formats import SINKS
+from eddyline.api.paths import with_absolute_path
 from eddyline.api.workspace import Workspace
 from eddyline.arguments import wrong_argument
 from eddyline.catalog.entries import COMMIT_INTERVAL, REJECTS, SINK, VIEW, Entry
@@ -122,7 +123,7 @@ class Sinks:
         with workspace.lock:
             workspace.check_writable()
             present = workspace.catalog.get_sink(name)
-            given = given_options(options)
+            given = with_absolute_path(present.format, given_options(options), present)
             if present.format == FUNCTION:
                 raise wrong_argument("the sink", name, "a function has no options")
             for option in _format(present.format).fixed:
@@ -249,13 +250,14 @@ class Sinks:
         with workspace.lock:
             workspace.check_writable()
             followed = workspace.catalog.get(view, VIEW)
+            present = workspace.catalog.find_sink(name)
+            options = with_absolute_path(format, options, present)
             sink = self._checked(
                 Entry("", SINK, name, "", upstream=(followed.name,), format=format, options=options)
             )
-            present = workspace.catalog.find_sink(name)
             if present is not None:
                 if not drafts.same(replace(sink, paused=present.paused), present):
-                    raise drafts.name_taken(present)
+                    raise drafts.name_taken(present, given=sink)
                 if function is not None:
                     self._functions[present.id] = function
                     self._start(present)

@@ -16,6 +16,7 @@ from eddyline.answers.dead_letters import no_letter
 from eddyline.answers.status import row_count
 from eddyline.answers.verify import PipelineCheck
 from eddyline.api import drafts
+from eddyline.api.paths import with_absolute_path
 from eddyline.api.workspace import Workspace
 from eddyline.api.writing import Writing
 from eddyline.catalog.entries import (
@@ -103,6 +104,7 @@ class Streams:
         """
         workspace = self._workspace
         sources = workspace.sources
+        options = with_absolute_path(format, options, workspace.catalog.find(name))
         if schema is None:
             engines = (*TIME_OPTIONS, EXPECTATIONS, RETAIN)
             own = {k: v for k, v in options.items() if k.lower() not in engines}

@@ -314,7 +314,7 @@ class Workspace:
                 if MAX_AHEAD in present.options:  # streams of older versions have no limit
                     entry = with_default_limit(entry)
                 if not drafts.same(entry, present):
-                    raise drafts.name_taken(present)
+                    raise drafts.name_taken(present, given=entry)
                 warn_without_rules(entry, present)
                 return present
             self.check_writable()

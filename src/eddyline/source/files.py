@@ -15,7 +15,8 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from glob import glob
+from errno import ENOENT
+from glob import glob, has_magic
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -194,6 +195,8 @@ class FileStream(PlannedSource):
         Files and folders of which the system doesn't tell that are added to `failed`.
         """
         roots = [self.path] if os.path.isdir(self.path) else glob(self.path)
+        if not (roots or has_magic(self.path) or self.path in self._logged):
+            failed[self.path] = _why(FileNotFoundError(ENOENT, os.strerror(ENOENT)))
         for root in roots:
             try:
                 paths = (

@@ -248,7 +248,7 @@ def _are_mappings(rows: list[Any], relation: str) -> bool:
     """Return whether all rows are dicts, rather than values in the order of the columns; raise DataError for a mix."""
     kinds = set(map(type, rows))
     for kind in kinds:
-        if issubclass(kind, str | bytes | Set) or not hasattr(kind, "__len__"):
+        if issubclass(kind, str | bytes | Set) or not hasattr(kind, "__len__") or _is_table(kind):
             raise _no_row(next(row for row in rows if type(row) is kind), relation)
     mappings = {kind for kind in kinds if issubclass(kind, Mapping)}
     if mappings and mappings != kinds:
@@ -260,6 +260,11 @@ def _are_mappings(rows: list[Any], relation: str) -> bool:
             hint="give all rows of a call as dicts, or all as tuples",
         )
     return bool(mappings)
+
+
+def _is_table(kind: type) -> bool:
+    """Return whether a type is one of tables, of pandas, Arrow or others, whose parts are columns."""
+    return hasattr(kind, "columns") and not issubclass(kind, tuple | Mapping)
 
 
 def _check_widths(rows: list[Any], width: int, relation: str) -> None:
@@ -275,11 +280,14 @@ def _check_widths(rows: list[Any], width: int, relation: str) -> None:
 
 
 def _no_row(row: object, relation: str) -> DataError:
+    table = _is_table(type(row))
     return DataError(
         f"a row is a dict or a tuple in a list, not {type(row).__name__}: {row!r:.100}",
         condition="WRONG_ROW",
         table=relation,
-        hint="give one value a column, or dicts by column name",
+        hint="give the rows of a table, such as frame.to_dict('records') or table.to_pylist()"
+        if table
+        else "give one value a column, or dicts by column name",
     )
 
 
