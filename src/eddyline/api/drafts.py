@@ -329,10 +329,9 @@ def name_taken(entry: Entry, *, given: Entry | None = None, way_out: str = "") -
         way_out: what else a statement for a table can do.
     """
     hint = "take another name, or drop it first"
-    if given is not None and (path := path_of(entry.options)) != path_of(given.options):
-        hint += (
-            f"; its path is {path}: a relative path is that of the folder in which the process runs"
-        )
+    path = path_of(entry.options)
+    if given is not None and path and path != path_of(given.options):
+        hint += f"; its path is {path}, and a relative path is that of the folder in which the process runs"
     if entry.kind == TABLE:
         hint += "; ALTER TABLE changes its columns, and their NOT NULL, DEFAULT and lengths"
         hint += f"; {way_out}" if way_out else ""

@@ -13,9 +13,8 @@ _FILES = (
     "avro", "binaryfile", "csv", "delta", "eddyline", "json", "jsonl", "orc", "parquet", "queue", "tail", "text", "xml",
 )  # fmt: skip
 """Formats whose path is one of the file system; that of others may be anything."""
-_ELSEWHERE = re.compile(
-    r"/|[A-Za-z][A-Za-z0-9+.-]*:|.*\$\{"
-)  # absolute, a URI, or a reference to a secret
+# absolute, a URI, or with a reference to a secret
+_ELSEWHERE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:|.*\$\{")
 
 
 def with_absolute_path(

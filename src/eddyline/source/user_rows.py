@@ -126,6 +126,8 @@ def _in_zone(column: pa.ChunkedArray, kind: pa.DataType, zone: str) -> pa.Chunke
 
     def there(array: pa.Array, kind: pa.DataType) -> pa.Array:
         given = array.type
+        if given == kind:
+            return array
         if pa.types.is_dictionary(given):
             return there(array.dictionary_decode(), kind)
         if pa.types.is_timestamp(given) and pa.types.is_timestamp(kind):
