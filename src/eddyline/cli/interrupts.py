@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 LOOK_S = 0.5
 """How late a signal may be that comes just before the wait, which it then doesn't end."""
 
+_OF_PY4J = "java_gateway", "clientserver"
+"""The modules that send calls to the JVM, and that close a connection on which a call has failed."""
+
 AGAIN_S = 0.05
 """How long after a signal that Python has ignored it is sent again."""
 
@@ -69,7 +72,7 @@ def _interrupt_again() -> None:
 def _is_of_interest(record: logging.LogRecord) -> bool:
     """Return whether a message isn't one of Py4J about a call that Ctrl-C has interrupted."""
     error: BaseException | None = record.exc_info[1] if record.exc_info else None
-    if record.module != "java_gateway":
+    if record.module not in _OF_PY4J:
         return True
     while error is not None:
         reentrant = isinstance(error, RuntimeError) and "reentrant call" in str(error)
