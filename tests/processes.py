@@ -75,7 +75,7 @@ class Child:
 
     def kill_workers(self) -> None:
         """Send SIGKILL to Spark's Python workers only."""
-        self._kill_only(b"pyspark.daemon")
+        self._kill_only(b"pyspark.worker")  # the argument of the program that forks them
 
     def kill_jvm(self) -> None:
         """Send SIGKILL to the JVM only."""

@@ -7,10 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyspark
 import pytest
 
 import eddyline as el
 from eddyline.spark.session import local_session
+from eddyline.spark.worker_daemon import without_archives
 
 pytestmark = pytest.mark.spark
 
@@ -111,3 +114,31 @@ def test_workers_start_again_after_the_process_that_starts_them_was_killed(tmp_p
     )
     assert done.stdout.strip() == "4", done.stderr[-2000:]
     assert len(starts.read_text().splitlines()) >= 6
+
+
+def test_workers_load_the_compiled_package(tmp_path: Path) -> None:
+    """Not the sources in Spark's archive, which each process would compile."""
+
+    def loaded(batches):
+        import py4j
+        import pyspark
+
+        list(batches)
+        yield pa.record_batch([[pyspark.__file__, py4j.__file__]], ["file"])
+
+    rows = local_session().range(0, 1, 1, 1).mapInArrow(loaded, "file STRING").collect()
+    assert rows[0].file == pyspark.__file__
+    assert ".zip" not in rows[1].file
+
+
+def test_archives_stay_where_nothing_lies_beside_them(tmp_path: Path) -> None:
+    sources = tmp_path / "pyspark/python/lib"
+    archives = [str(sources / "pyspark.zip"), str(sources / "py4j-0.10.9.9-src.zip")]
+    assert without_archives([*archives, str(tmp_path)]) == [*archives, str(tmp_path)]
+    for name in ("pyspark", "py4j"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "__init__.py").touch()
+    assert without_archives([*archives, "/x"]) == [*archives, "/x"]  # it wouldn't be found
+    assert without_archives(["", *archives, str(tmp_path)]) == ["", str(tmp_path)]
+    other = str(tmp_path / "pyspark.zip")
+    assert without_archives([other, str(tmp_path)]) == [other, str(tmp_path)]

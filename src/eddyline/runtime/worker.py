@@ -34,7 +34,8 @@ def prepare_worker() -> None:
     """
     gc.collect()
     gc.freeze()
-    daemon = sys.modules["__main__"]
+    # the program that forked this process, or what that imports
+    daemon = sys.modules.get("pyspark.daemon", sys.modules["__main__"])
     if getattr(daemon, "traceback", None) is traceback:
         daemon.traceback = _Traceback  # type: ignore[attr-defined]
 

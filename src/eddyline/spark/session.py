@@ -49,6 +49,9 @@ BATCH_BYTES, UNLIMITED = "spark.sql.execution.arrow.maxBytesPerBatch", str(2**31
 To heed it, Spark adds up the sizes of all columns for each row, which took half of its time.
 """
 
+WORKER_DAEMON = "spark.python.daemon.module"
+"""The module of the process that Python workers are forked from; the Python that runs it must have this package."""
+
 _LOCAL = {
     "spark.app.name": "eddyline",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -119,7 +122,8 @@ def local_session(zone: str = "", fixed: Mapping[str, str] | None = None) -> Spa
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
     given = given_settings()
     java = java_settings(logging_options(), archive_options())
-    ours = {n: value for n, value in (_LOCAL | java).items() if n not in given}
+    workers = {WORKER_DAEMON: "eddyline.spark.worker_daemon"} if _same_python(given) else {}
+    ours = {n: value for n, value in (_LOCAL | java | workers).items() if n not in given}
     settings = ours | ({ZONE: zone} if zone else {}) | dict(fixed or {})
     start_jvm(settings)
     master = given.get("spark.master", "")
@@ -127,6 +131,12 @@ def local_session(zone: str = "", fixed: Mapping[str, str] | None = None) -> Spa
     for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def _same_python(given: Mapping[str, str]) -> bool:
+    """Tell whether Spark's workers will run the Python of this process, by its settings and environment."""
+    chosen = ("spark.pyspark.python", "spark.pyspark.driver.python")
+    return os.environ["PYSPARK_PYTHON"] == sys.executable and not any(n in given for n in chosen)
 
 
 def cores(session: SparkSession | None) -> int:
