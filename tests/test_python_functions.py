@@ -100,6 +100,32 @@ def test_views_with_python_functions_equal_offline(engine: el.Engine) -> None:
         assert sorted(map(repr, replayed(changes))) == sorted(map(repr, rows)), name
 
 
+def test_a_view_that_is_replaced_by_the_same_text_takes_the_function_of_now(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    made = {
+        "py": "SELECT a, times_py(a) AS b FROM t",
+        "in_sql": "SELECT `Times_SQL`(a) AS b, count(*) AS n FROM t GROUP BY 1",
+        "plain": "SELECT count(*) AS n FROM t",
+    }
+    with el.Engine(str(tmp_path / "s"), spark.newSession()) as engine:
+        engine.table("t", "a INT").insert([(1,), (2,)])
+        engine.advance()
+        for number in (10, 100):
+            engine.spark.udf.register("times_py", lambda a, by=number: a * by, "int")
+            engine.execute(
+                f"CREATE OR REPLACE TEMPORARY FUNCTION times_sql(a INT) RETURNS INT RETURN a * {number}"
+            )
+            before = engine.status()["epoch"]
+            for name in ("py", "in_sql"):
+                engine.execute(f"CREATE OR REPLACE VIEW {name} AS {made[name]}")
+            engine.view("plain", made["plain"], replace=True)
+            assert engine.status()["epoch"] - before == (3 if number == 10 else 2)
+            assert engine.verify()
+            rows = {tuple(row) for row in engine.snapshot("py").collect()}
+            assert rows == {(1, number), (2, 2 * number)}
+
+
 _AGGREGATE = PythonEvalType.SQL_GROUPED_AGG_PANDAS_UDF
 FORMS: dict[str, Callable[[Callable[[Any], Any]], Any]] = {
     "plain": lambda f: udf(f, "string"),

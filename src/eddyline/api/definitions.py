@@ -41,7 +41,8 @@ from eddyline.errors import CatalogError, QueryError, StateGrowthWarning, ViewFa
 from eddyline.plan.logical import Plan
 from eddyline.runtime.compiler import CompiledPlan
 from eddyline.runtime.progress import Timer
-from eddyline.sql.dialect import extract_versions, remove_emit_final
+from eddyline.spark.session import has_own_function
+from eddyline.sql.dialect import extract_versions, possible_functions, remove_emit_final
 from eddyline.sql.names import check_name
 from eddyline.state.fillings import forget, remove_damaged
 
@@ -149,14 +150,19 @@ class Definitions:
             same = all(getattr(present, key) == getattr(draft, key) for key in keys)
             for key in (EXPECTATIONS, COMPANION):
                 same = same and present.options.get(key) == draft.options.get(key)
-            # a view with options sees old columns of altered tables
-            return same and not (replace and present.options)
+            return same and not (replace and self._may_differ(present))
         if not connect_frame(self._workspace, present, draft, plan):
             return False
         if present.id in self._workspace.manifest.failing:
             self._epochs.retry()
         self._epochs.sinks.wake()  # some sinks may have waited for its DataFrame
         return True
+
+    def _may_differ(self, view: Entry) -> bool:
+        """Whether a view may be another one if the same text is compiled now."""
+        # one with options sees old columns of altered tables; a function may have been registered again
+        names = possible_functions(view.query)
+        return bool(view.options) or has_own_function(self._workspace.spark, names)
 
     def _must_be_recreated(self, view: Entry) -> bool:
         """Return whether a view can only be replaced, because it is paused or set aside, and rows of its input have expired."""

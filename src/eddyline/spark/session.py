@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -167,6 +167,13 @@ def check_workers(session: SparkSession) -> None:
             python=context.pythonExec,
         ) from error
     _checked.add(context)
+
+
+def has_own_function(session: SparkSession, names: Iterable[str]) -> bool:
+    """Tell whether any of these is a function that was registered in a session, in Python or SQL."""
+    scala, identifier = scala_of(session), "org.apache.spark.sql.catalyst.FunctionIdentifier"
+    catalog = session._jsparkSession.sessionState().catalog()  # noqa: SLF001  # not public in PySpark
+    return any(catalog.isTemporaryFunction(scala.new(identifier, name)) for name in names)
 
 
 def _loads(_: int) -> bool:

@@ -165,8 +165,22 @@ def possible_relations(query: str) -> set[str]:
         >>> sorted(possible_relations("SELECT start FROM s JOIN `t` ON s.a = t.a"))
         ['s', 't']
     """
-    tokens = [token.text.lower() for cursor in split(query) for token in cursor.tokens]
-    return {name for before, name in pairwise(tokens) if before in ("from", "join", ",", "(")}
+    return {name for before, name in _pairs(query) if before in ("from", "join", ",", "(")}
+
+
+def possible_functions(query: str) -> set[str]:
+    """Return the names, in lower case, that stand where a query may call a function.
+
+    Example:
+        >>> sorted(possible_functions("SELECT count(*), `f`(a) FROM s"))
+        ['count', 'f']
+    """
+    return {name for name, after in _pairs(query) if after == "("}
+
+
+def _pairs(query: str) -> Iterator[tuple[str, str]]:
+    """Yield each token of a query, in lower case, with the one after it."""
+    return pairwise([token.text.lower() for cursor in split(query) for token in cursor.tokens])
 
 
 def window_notes(query: str, zone: str) -> list[str]:
