@@ -13,10 +13,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+import eddyline as el
 from crashes import LENGTH, Load
 from eddyline.answers.tasks import list_tasks, stored_catalog
 from eddyline.catalog.store import open_store
-from eddyline.errors import EddylineError, StateError
+from eddyline.errors import EddylineError, StateError, StorageError
 from eddyline.source.log_files import write_rows
 from eddyline.source.segments import read_arrow, verify_segment
 from eddyline.state.manifest import ROWS, last_committed, manifest_name
@@ -198,3 +199,38 @@ def test_a_damaged_file_of_a_redo_log_is_named(tmp_path: Path, rows: int) -> Non
     path.unlink()
     with pytest.raises(StateError, match="No such file"):
         read_arrow(files, segment)
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_storage_that_goes_away_is_named_by_its_readers(
+    tmp_path: Path, spark: SparkSession, read_only: bool
+) -> None:
+    root, away = tmp_path / "storage", tmp_path / "away"
+    with el.Engine(root, spark) as writer:
+        writer.table("t", "id INT, a INT", ["id"]).insert([(n, n % 3) for n in range(10)])
+        writer.view("v", "SELECT a, count(*) AS n FROM t GROUP BY a")
+        writer.advance()
+        with el.Engine(root, spark, read_only=True) as reader:
+            engine = reader if read_only else writer
+            reads: list[Callable[[], object]] = [
+                lambda: engine.snapshot("v").collect(),
+                lambda: engine.snapshot("v", epoch=1).collect(),
+                lambda: engine.sql("SELECT * FROM v").collect(),
+                engine.verify,
+            ]
+            root.rename(away)
+            for read in reads:
+                with pytest.raises(StorageError) as caught:
+                    read()
+                condition = "CATALOG_UNAVAILABLE" if read_only else "NO_STORAGE"
+                assert caught.value.condition == condition
+            assert not root.exists()
+            away.rename(root)
+            assert engine.snapshot("v").count() == 3
+            manifest = root / manifest_name(engine.status()["epoch"])
+            manifest.rename(tmp_path / "manifest")
+            if not read_only:  # a reader takes the epoch before
+                with pytest.raises(StateError, match="it is missing"):
+                    engine.sql("SELECT * FROM v")
+            (tmp_path / "manifest").rename(manifest)
+        assert writer.verify()

@@ -224,6 +224,7 @@ class Workspace:
 
         Raises:
             StateError: that epoch is not retained.
+            StorageError: NO_STORAGE: the folder of the storage is gone.
         """
         while True:
             now = self.current()
@@ -232,6 +233,8 @@ class Workspace:
                 break
             if epoch is not None:
                 read_manifest(self.files, kept)  # raises the error for an epoch that isn't retained
+            elif max(committed_epochs(self.files), default=0) < kept:
+                raise damaged(manifest_name(kept), "it is missing")
         try:
             yield now, partial(self.reads.keep, kept)
         finally:

@@ -203,7 +203,8 @@ def _older(files: Files, name: str, seconds: float) -> bool:
 @contextmanager
 def _gate(files: Files, kind: int) -> Iterator[None]:
     """Lock the folder of leases, for one that retires epochs or for many that take leases."""
-    os.makedirs(files.path(FOLDER), exist_ok=True)
+    with suppress(FileExistsError):
+        os.mkdir(files.path(FOLDER))  # not that of the storage, which may be unmounted
     handle = os.open(files.path(f"{FOLDER}/{GATE}"), os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(handle, kind)

@@ -30,7 +30,7 @@ from eddyline.state.run_lists import (
     to_json,
 )
 from eddyline.state.runs import Run
-from eddyline.storage.files import Files, damaged
+from eddyline.storage.files import Files, damaged, no_storage
 
 FORMAT_VERSION = 1
 REBUCKETED_VERSION = 2
@@ -367,19 +367,15 @@ def committed_at(files: Files, epoch: Epoch) -> int:
     try:
         written = os.stat(files.path(name)).st_mtime_ns // 1000
     except FileNotFoundError:
-        raise _not_retained(epoch) from None
+        raise _not_retained(files, epoch) from None
     return int(_parsed(files.read_checked(name)[0], name).get("committed_at") or written)
 
 
 def stored_manifest(files: Files, epoch: Epoch) -> Stored:
-    """Return the manifest of a committed epoch, from its file and those of its bases.
-
-    Raises:
-        StateError: as `read_manifest`.
-    """
+    """Return the manifest of a committed epoch, from its file and those of its bases; raises as `read_manifest`."""
     name = manifest_name(epoch)
     if not files.exists(name):
-        raise _not_retained(epoch)
+        raise _not_retained(files, epoch)
     body, crc = files.read_checked(name)
     if (known := recent.get(files, epoch, crc)) is not None:
         return known
@@ -412,7 +408,7 @@ def _read_base(files: Files, epoch: Epoch, crc: int, top: Epoch) -> dict[str, An
             raise damaged(name, f"the manifest of epoch {top} is based on another one")
         return _parsed(body, name)
     if not files.exists(manifest_name(top)):
-        raise _not_retained(top)
+        raise _not_retained(files, top)
     retained = epoch >= committed_epochs(files)[0]
     raise damaged(manifest_name(epoch) if retained else base_name(epoch), "it is missing")
 
@@ -429,7 +425,8 @@ def _parsed(body: bytes, name: str) -> dict[str, Any]:
     return document
 
 
-def _not_retained(epoch: Epoch) -> StateError:
+def _not_retained(files: Files, epoch: Epoch) -> StateError:
+    committed_epochs(files)  # raises if there is no storage any more
     return StateError(
         f"epoch {epoch} is not among the committed and retained epochs",
         condition="NO_SUCH_EPOCH",
@@ -476,8 +473,11 @@ def read_arrangements(files: Files, name: str) -> dict[str, Buckets]:
 
 
 def committed_epochs(files: Files) -> list[Epoch]:
-    """Return the retained committed epochs, oldest first."""
-    return [Epoch(int(name.removesuffix(".json"))) for name in files.names(FOLDER)]
+    """Return the retained committed epochs, oldest first; StorageError NO_STORAGE if the storage is gone."""
+    names = files.names(FOLDER)
+    if not names and not os.path.isdir(files.root):
+        raise no_storage(files.root)
+    return [Epoch(int(name.removesuffix(".json"))) for name in names]
 
 
 def without_gaps(epochs: Sequence[Epoch]) -> list[Epoch]:
@@ -495,5 +495,4 @@ def without_gaps(epochs: Sequence[Epoch]) -> list[Epoch]:
 
 def last_committed(files: Files) -> Manifest:
     """Return the manifest of the last committed epoch; that of epoch 0 in a new storage."""
-    epochs = committed_epochs(files)
-    return read_manifest(files, epochs[-1] if epochs else Epoch(0))
+    return read_manifest(files, max(committed_epochs(files), default=Epoch(0)))
