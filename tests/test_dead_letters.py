@@ -118,13 +118,19 @@ def test_requests_of_other_processes_are_carried_out_once(shop: Shop) -> None:
     shop.queue.put(["bad1", "bad2"])
     shop.engine.advance()
     shop.fix(fixed=True)
+    store = shop.engine._workspace.store
+    positions = sorted(letter.position for letter in list_letters(store, "p"))
     for action in ("replay", "replay", "drop"):
         shop.request(action)
-    with pytest.raises(CatalogError, match="no dead letter of p at 99"):
-        request_action(shop.engine._workspace.store, "replay", "p", (99,))
+    late = request_action(store, "drop", "p", positions)
+    with pytest.raises(CatalogError, match=r"no dead letter of p where position IN \(99\)"):
+        request_action(store, "replay", "p", (99,))
     shop.engine.advance()
     shop.engine.advance()
     assert shop.counted() == {1: 1, 2: 1}
+    answer = store.request(late)
+    assert answer.state == "refused"
+    assert f"position IN ({positions[0]}, {positions[1]})" in answer.message
     assert shop.pipeline.account() == Account(2, 2, 0, 0, 0)
 
 

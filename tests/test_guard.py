@@ -240,6 +240,7 @@ def test_a_missing_configuration_is_named(tmp_path):
     ("text", "message"),
     [
         ("192.0.2.0/24,EU", "places.csv, line 1: this is no place: it has 2 columns"),
+        ('192.0.2.0/24,EU,"A\n198.51.100.0/24,EU,B', "can't be read: unexpected end of data"),
         ("\n192.0.2.0/25,EU,A", "line 2: this is no place: /25 isn't from /8 to /24"),
         ("\ufeff192.0.2.0/33,EU,A", "'192.0.2.0/33' does"),
         ("host,EU,A", "'host' does not appear to be an IPv4 or IPv6 network"),

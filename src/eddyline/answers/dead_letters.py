@@ -89,8 +89,7 @@ def request_action(store: CatalogStore, action: str, source: str, positions: Seq
         for position in positions:
             if position not in known:
                 raise no_letter(source, position)
-    chosen = ", ".join(str(position) for position in positions)
-    return store.add_request(REQUESTS[action], source, f"position IN ({chosen})" if chosen else "")
+    return store.add_request(REQUESTS[action], source, _where(positions) if positions else "")
 
 
 def request_mended(store: CatalogStore, source: str, position: int, payload: bytes) -> int:
@@ -133,10 +132,19 @@ def find_letter(store: CatalogStore, source: str, position: int) -> DeadLetter:
     return found[0]
 
 
+def _where(positions: Sequence[int]) -> str:
+    return f"position IN ({', '.join(map(str, positions))})"
+
+
 def no_letter(source: str, position: int) -> CatalogError:
     """Return the error for a dead letter that doesn't exist."""
+    return no_letters(source, _where([position]))
+
+
+def no_letters(source: str, where: str) -> CatalogError:
+    """Return the error for a condition that no dead letter meets."""
     return CatalogError(
-        f"there is no dead letter of {source} at {position}",
+        f"there is no dead letter of {source} where {where}",
         condition="NOT_FOUND",
         hint="the list shows the positions of those that there are",
     )

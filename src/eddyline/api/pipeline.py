@@ -199,7 +199,10 @@ class Pipeline:
         return self
 
     def account(self) -> Account:
-        """Count the records by state: `received = done + dead + retry + in_flight + missed`."""
+        """Count the records by state: `received = done + dead + retry + in_flight + missed`.
+
+        While a started engine is in an epoch, it counts those of that epoch already, which views show at its commit.
+        """
         return self.source.account()
 
     def dead_letters(self) -> DataFrame:

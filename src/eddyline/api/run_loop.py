@@ -92,11 +92,11 @@ class RunLoop:
             "drop sink": lambda request: epochs.sinks.drop(
                 request.name, if_exists=False, wait=False
             ),
-            "replay": lambda request: streams.remove_dead_letters(
-                request.name, request.query or None, replay=True
+            "replay": lambda request: streams.remove_chosen_letters(
+                request.name, request.query, replay=True
             ),
-            "discard": lambda request: streams.remove_dead_letters(
-                request.name, request.query or None, replay=False
+            "discard": lambda request: streams.remove_chosen_letters(
+                request.name, request.query, replay=False
             ),
             MEND: lambda request: streams.mend_dead_letter(
                 request.name, *parse_mended(request.query)

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from eddyline.answers.dead_letters import no_letter
+from eddyline.answers.dead_letters import no_letter, no_letters
 from eddyline.answers.status import row_count
 from eddyline.answers.verify import PipelineCheck
 from eddyline.api import drafts
@@ -196,6 +196,15 @@ class Streams:
             else:
                 dead_letters.discard(letters)
             return int(letters.num_rows)
+
+    def remove_chosen_letters(self, name: str, where: str, *, replay: bool) -> None:
+        """Replay or drop the dead letters of a request; `where` is empty for all.
+
+        Raises:
+            CatalogError: NOT_FOUND: all that were chosen are gone.
+        """
+        if not self.remove_dead_letters(name, where or None, replay=replay) and where:
+            raise no_letters(name, where)
 
     def mend_dead_letter(self, name: str, position: int, payload: bytes) -> None:
         """Replay one dead letter with another payload.

@@ -264,7 +264,9 @@ def _places(top: Section, paths: Sequence[Path]) -> tuple[tuple[Network, str, st
 def _places_of(top: Section, path: Path) -> Iterator[tuple[Network, str, str]]:
     """Read a CSV file of networks, regions and carriers."""
     try:
-        lines = list(csv.reader(path.read_text(encoding="utf-8-sig").splitlines()))
+        text = path.read_text(encoding="utf-8-sig")
+        # a quote that is left open is an error
+        lines = list(csv.reader(text.splitlines(), strict=True))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise top.wrong("places", f"{path} can't be read: {error}", _PLACES_HINT) from error
     for number, line in enumerate(lines, start=1):
