@@ -85,7 +85,7 @@ def test_killed_at_random_moments(tmp_path: Path, kills: int) -> None:
 )
 @pytest.mark.parametrize(
     "effects",
-    [(3, 200), pytest.param(tuple(range(1, 420, 14)), marks=pytest.mark.slow)],
+    [(200,), pytest.param(tuple(range(1, 420, 14)), marks=pytest.mark.slow)],
 )
 def test_killing_itself_at_an_effect_on_the_disk(tmp_path: Path, effects: tuple[int, ...]) -> None:
     known: dict[int, bytes] = {}

@@ -41,7 +41,7 @@ SMALL_RUNS = 600
 """A manifest of so many runs, about 60 kB, names all of them."""
 WHOLE_EVERY = 64
 """So many epochs after a manifest that names all runs comes the next one at the latest."""
-CACHED = 8
+CACHED = 24
 FOLDER = "manifests"
 BASES = "bases"
 """The folder of the manifests of retired epochs that are bases of others."""
@@ -275,7 +275,7 @@ class Stored:
 
 
 class Recent:
-    """A cache of the large manifests that this process has read or written last.
+    """A cache of the manifests that this process has read or written last.
 
     A manifest and its base share the objects that the epoch hasn't changed. The checksum of a manifest covers that of
     its base, so the cache returns it only if its file and those of its bases are unchanged.
@@ -293,11 +293,8 @@ class Recent:
             return found
 
     def add(self, files: Files, stored: Stored) -> None:
-        manifest = stored.manifest
-        if stored.whole == manifest.epoch and count_runs(manifest.arrangements) <= SMALL_RUNS:
-            return
         with self._lock:
-            self._known[files.root, manifest.epoch, stored.crc] = stored
+            self._known[files.root, stored.manifest.epoch, stored.crc] = stored
             if len(self._known) > CACHED:
                 self._known.popitem(last=False)
 
