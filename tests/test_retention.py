@@ -146,6 +146,19 @@ def test_what_would_compute_a_view_from_fewer_rows_is_refused(
     days.engine.stop()
 
 
+def test_a_view_with_a_python_function_is_not_computed_again_from_fewer_rows(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    days = Days(tmp_path, spark, "csv")
+    days.engine.spark.udf.register("same", lambda k: k, "int")
+    query = "SELECT same(k) AS k, count(*) AS n FROM s GROUP BY 1"
+    days.engine.view("early", query)
+    days.next_days(12)
+    days.engine.view("early", query, replace=True)
+    assert sum(n for _, n in days.rows("early")) == 24
+    days.engine.stop()
+
+
 def test_a_view_whose_state_another_version_has_written_is_set_aside(
     tmp_path: Path, spark: SparkSession
 ) -> None:

@@ -41,7 +41,7 @@ from eddyline.errors import CatalogError, QueryError, StateGrowthWarning, ViewFa
 from eddyline.plan.logical import Plan
 from eddyline.runtime.compiler import CompiledPlan
 from eddyline.runtime.progress import Timer
-from eddyline.spark.session import has_own_function
+from eddyline.spark.session import OF_SQL, own_functions
 from eddyline.sql.dialect import extract_versions, possible_functions, remove_emit_final
 from eddyline.sql.names import check_name
 from eddyline.state.fillings import forget, remove_damaged
@@ -160,9 +160,16 @@ class Definitions:
 
     def _may_differ(self, view: Entry) -> bool:
         """Whether a view may be another one if the same text is compiled now."""
-        # one with options sees old columns of altered tables; a function may have been registered again
-        names = possible_functions(view.query)
-        return bool(view.options) or has_own_function(self._workspace.spark, names)
+        workspace = self._workspace
+        if view.options:  # it sees old columns of altered tables
+            return True
+        sources = own_functions(workspace.spark, possible_functions(view.query))
+        if not sources or workspace.short_of_rows(view):
+            return False
+        if sources != {OF_SQL}:  # nobody can tell whether the code of others has changed
+            return True
+        now = workspace.compiler.view(view, workspace.catalog, workspace.plan, view.upstream)
+        return now.plan.fingerprint != workspace.plan(view).plan.fingerprint
 
     def _must_be_recreated(self, view: Entry) -> bool:
         """Return whether a view can only be replaced, because it is paused or set aside, and rows of its input have expired."""

@@ -52,6 +52,9 @@ To heed it, Spark adds up the sizes of all columns for each row, which took half
 WORKER_DAEMON = "spark.python.daemon.module"
 """The module of the process that Python workers are forked from; the Python that runs it must have this package."""
 
+OF_SQL = "sql_udf"
+"""What Spark calls a function of `CREATE TEMPORARY FUNCTION`."""
+
 _LOCAL = {
     "spark.app.name": "eddyline",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -169,11 +172,16 @@ def check_workers(session: SparkSession) -> None:
     _checked.add(context)
 
 
-def has_own_function(session: SparkSession, names: Iterable[str]) -> bool:
-    """Tell whether any of these is a function that was registered in a session, in Python or SQL."""
+def own_functions(session: SparkSession, names: Iterable[str]) -> set[str]:
+    """Return of what kinds those of these functions are that were registered in a session: `OF_SQL`, `python_udf` ..."""
     scala, identifier = scala_of(session), "org.apache.spark.sql.catalyst.FunctionIdentifier"
     catalog = session._jsparkSession.sessionState().catalog()  # noqa: SLF001  # not public in PySpark
-    return any(catalog.isTemporaryFunction(scala.new(identifier, name)) for name in names)
+    found = (scala.new(identifier, name) for name in names)
+    return {
+        catalog.lookupFunctionInfo(one).getSource()
+        for one in found
+        if catalog.isTemporaryFunction(one)
+    }
 
 
 def _loads(_: int) -> bool:
