@@ -125,8 +125,10 @@ def local_session(zone: str = "", fixed: Mapping[str, str] | None = None) -> Spa
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
     given = given_settings()
     java = java_settings(logging_options(), archive_options())
-    workers = {WORKER_DAEMON: "eddyline.spark.worker_daemon"} if _same_python(given) else {}
-    ours = {n: value for n, value in (_LOCAL | java | workers).items() if n not in given}
+    # another Python may lack this package, which is an error of its own
+    same = os.environ["PYSPARK_PYTHON"] == sys.executable
+    daemon = {WORKER_DAEMON: "eddyline.spark.worker_daemon"} if same else {}
+    ours = {n: value for n, value in (_LOCAL | java | daemon).items() if n not in given}
     settings = ours | ({ZONE: zone} if zone else {}) | dict(fixed or {})
     start_jvm(settings)
     master = given.get("spark.master", "")
@@ -134,12 +136,6 @@ def local_session(zone: str = "", fixed: Mapping[str, str] | None = None) -> Spa
     for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
-
-
-def _same_python(given: Mapping[str, str]) -> bool:
-    """Tell whether Spark's workers will run the Python of this process, by its settings and environment."""
-    chosen = ("spark.pyspark.python", "spark.pyspark.driver.python")
-    return os.environ["PYSPARK_PYTHON"] == sys.executable and not any(n in given for n in chosen)
 
 
 def cores(session: SparkSession | None) -> int:

@@ -42,6 +42,7 @@ SMALL_RUNS = 600
 WHOLE_EVERY = 64
 """So many epochs after a manifest that names all runs comes the next one at the latest."""
 CACHED = 24
+"""So many manifests are kept in memory: the console reads those of the last epochs again and again."""
 FOLDER = "manifests"
 BASES = "bases"
 """The folder of the manifests of retired epochs that are bases of others."""
