@@ -116,7 +116,7 @@ def test_workers_start_again_after_the_process_that_starts_them_was_killed(tmp_p
     assert len(starts.read_text().splitlines()) >= 6
 
 
-def test_workers_load_the_compiled_package(tmp_path: Path) -> None:
+def test_workers_load_the_compiled_package() -> None:
     """Not the sources in Spark's archive, which each process would compile."""
 
     def loaded(batches):

@@ -88,8 +88,9 @@ def request_action(store: CatalogStore, action: str, source: str, positions: Seq
         known = {letter.position for letter in list_letters(store, source, positions)}
         for position in positions:
             if position not in known:
-                raise no_letter(source, position)
-    return store.add_request(REQUESTS[action], source, _where(positions) if positions else "")
+                raise no_letters(source, at_positions([position]))
+    where = at_positions(positions) if positions else ""
+    return store.add_request(REQUESTS[action], source, where)
 
 
 def request_mended(store: CatalogStore, source: str, position: int, payload: bytes) -> int:
@@ -128,17 +129,18 @@ def find_letter(store: CatalogStore, source: str, position: int) -> DeadLetter:
     """Return the dead letter at a position; raise CatalogError NOT_FOUND if there is none."""
     found = list_letters(store, source, (position,))
     if not found:
-        raise no_letter(source, position)
+        raise no_letters(source, at_positions([position]))
     return found[0]
 
 
-def _where(positions: Sequence[int]) -> str:
+def at_positions(positions: Sequence[int]) -> str:
+    """Return the condition of SQL for the dead letters at some positions.
+
+    Example:
+        >>> at_positions([3, 7])
+        'position IN (3, 7)'
+    """
     return f"position IN ({', '.join(map(str, positions))})"
-
-
-def no_letter(source: str, position: int) -> CatalogError:
-    """Return the error for a dead letter that doesn't exist."""
-    return no_letters(source, _where([position]))
 
 
 def no_letters(source: str, where: str) -> CatalogError:

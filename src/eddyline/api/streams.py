@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from eddyline.answers.dead_letters import no_letter, no_letters
+from eddyline.answers.dead_letters import at_positions, no_letters
 from eddyline.answers.status import row_count
 from eddyline.answers.verify import PipelineCheck
 from eddyline.api import drafts
@@ -197,13 +197,16 @@ class Streams:
                 dead_letters.discard(letters)
             return int(letters.num_rows)
 
-    def remove_chosen_letters(self, name: str, where: str, *, replay: bool) -> None:
-        """Replay or drop the dead letters of a request; `where` is empty for all.
+    def remove_chosen_letters(
+        self, name: str, where: str, *, replay: bool, payload: bytes | None = None
+    ) -> None:
+        """Replay or drop the dead letters of a request, as `remove_dead_letters`; `where` is empty for all.
 
         Raises:
             CatalogError: NOT_FOUND: all that were chosen are gone.
         """
-        if not self.remove_dead_letters(name, where or None, replay=replay) and where:
+        found = self.remove_dead_letters(name, where or None, replay=replay, payload=payload)
+        if where and not found:
             raise no_letters(name, where)
 
     def mend_dead_letter(self, name: str, position: int, payload: bytes) -> None:
@@ -212,9 +215,7 @@ class Streams:
         Raises:
             CatalogError: NOT_FOUND: there is no such letter any more.
         """
-        where = f"position = {position}"
-        if not self.remove_dead_letters(name, where, replay=True, payload=payload):
-            raise no_letter(name, position)
+        self.remove_chosen_letters(name, at_positions([position]), replay=True, payload=payload)
 
     def retire_dead_letters(self, now_s: float) -> int:
         """Drop the dead letters beyond the limits of number and age; return how many.
@@ -237,8 +238,8 @@ class Streams:
             young = pc.sum(pc.greater(letters["died"], oldest)).as_py() if days else held
             old = letters["position"].slice(min(young or 0, most)).to_pylist()
             for start in range(0, len(old), RETIRED_AT_ONCE):
-                chosen = ", ".join(map(str, old[start : start + RETIRED_AT_ONCE]))
-                retired += self.remove_dead_letters(name, f"position IN ({chosen})", replay=False)
+                chosen = at_positions(old[start : start + RETIRED_AT_ONCE])
+                retired += self.remove_dead_letters(name, chosen, replay=False)
             if old:
                 _LOG.warning("dropped %d dead letters of %s, beyond the limits", len(old), name)
         return retired
