@@ -22,6 +22,7 @@ from eddyline.errors import EddylineError, ViewFailingWarning
 from eddyline.relay.acker import Acker, Ackers
 from eddyline.relay.flow import FlowControl
 from eddyline.spark.session import local_session
+from eddyline.sql.forms import Delete, Update
 
 
 class Thing:
@@ -369,9 +370,9 @@ def test_engine_methods(engine: el.Engine, tmp_path: Path) -> None:
 @pytest.mark.spark
 def test_dml_without_a_condition_or_an_assignment(engine: el.Engine) -> None:
     for call in (
-        lambda: engine.writing.delete_where("t", " "),
-        lambda: engine.writing.update_where("t", [("b", "'y'")], ""),
-        lambda: engine.writing.update_where("t", [], None),
+        lambda: engine.writing.delete(Delete("t", " ")),
+        lambda: engine.writing.update(Update("t", (("b", "'y'"),), "")),
+        lambda: engine.writing.update(Update("t", ())),
         lambda: engine.remove_dead_letters("p", "", replay=False),
     ):
         with pytest.raises(EddylineError, match="BAD_OPTION"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -144,3 +145,52 @@ def test_merge_gives_fields_by_name_and_conditions_see_the_source_as_it_is(
 def test_structs_with_other_fields_are_refused(engine: el.Engine, statement: str) -> None:
     with pytest.raises(QueryError, match=r"INVALID_QUERY.*column s .*: [xz] is (missing|unknown)"):
         engine.execute(statement)
+
+
+def test_with_before_merge_reads_stored_rows(engine: el.Engine) -> None:
+    engine.execute(
+        """
+        CREATE TABLE source (k INT, g STRING);
+        TRUNCATE TABLE t;
+        INSERT INTO source VALUES (1, 'a'), (2, 'b');
+        WITH w AS (SELECT * FROM source WHERE k > 1)
+            MERGE INTO t USING w ON t.k = w.k WHEN NOT MATCHED THEN INSERT *
+        """
+    )
+    assert rows(engine, "SELECT * FROM t") == [(2, "b")]
+
+
+@pytest.mark.parametrize(
+    ("statement", "target", "expected"),
+    [
+        ("INSERT INTO out SELECT n, (SELECT count(*) FROM fed) FROM size", "out", [(2, 2)]),
+        ("CREATE TABLE taken AS SELECT n, (SELECT count(*) FROM fed) FROM size", "taken", [(2, 2)]),
+        ("DELETE FROM fed WHERE v IN (SELECT most FROM greatest)", "fed", [(1, 10)]),
+        ("UPDATE fed SET v = (SELECT most FROM greatest) WHERE id = 1", "fed", [(1, 20), (2, 20)]),
+        (
+            "WITH w AS (SELECT 1 AS id, most FROM greatest) MERGE INTO fed USING w ON fed.id = w.id "
+            "WHEN MATCHED THEN UPDATE SET v = most",
+            "fed",
+            [(1, 20), (2, 20)],
+        ),
+    ],
+    ids=["insert", "create", "delete", "update", "merge"],
+)
+def test_statements_find_tables_and_views_of_one_moment(
+    tmp_path: Path,
+    spark: SparkSession,
+    statement: str,
+    target: str,
+    expected: list[tuple[int, int]],
+) -> None:
+    with el.Engine(str(tmp_path), spark) as engine:
+        engine.execute(
+            """
+            CREATE TABLE fed (id INT PRIMARY KEY, v INT); CREATE TABLE out (n BIGINT, m BIGINT);
+            CREATE VIEW size AS SELECT count(*) AS n FROM fed;
+            CREATE VIEW greatest AS SELECT max(v) AS most FROM fed;
+            INSERT INTO fed VALUES (1, 10), (2, 20)
+            """
+        )
+        engine.execute(statement)
+        assert rows(engine, f"SELECT * FROM {target} ORDER BY 1") == expected

@@ -639,6 +639,9 @@ class Recorder:
         self.fail = fail
         self.spark = self.writing = self
 
+    def reads_views(self, statement: Any) -> bool:
+        return "a_view" in statement.reads
+
     def __getattr__(self, method: str) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             if method == self.fail:
@@ -678,8 +681,8 @@ def test_statements_become_calls_in_order() -> None:
         ),
         ("view", "v", "SELECT 1", {"replace": True}),
         ("insert_query", Insert("t", None, "VALUES (1)")),
-        ("delete_where", "t", None, None),
-        ("update_where", "t", (("a", "1"),), "b", None),
+        ("delete", Delete("t")),
+        ("update", Update("t", (("a", "1"),), "b")),
         ("drop", "view", "v", True),
     ]
 
@@ -698,10 +701,17 @@ def test_an_epoch_is_run_before_a_select_after_written_rows() -> None:
     engine = Recorder()
     run(engine, "SELECT 1; INSERT INTO t VALUES (1); DELETE FROM t; SELECT 2; SELECT 3")
     names = [name for name, *_ in engine.calls]
-    assert names == ["sql", "insert_query", "delete_where", "advance", "sql", "sql"]
+    assert names == ["sql", "insert_query", "delete", "advance", "sql", "sql"]
     engine = Recorder()
     run(engine, "CREATE TABLE t AS SELECT 1; SELECT 2")
     assert [name for name, *_ in engine.calls] == ["create_table_as", "advance", "sql"]
+
+
+def test_an_epoch_is_run_before_rows_are_written_that_are_read_from_views() -> None:
+    engine = Recorder()
+    run(engine, "INSERT INTO t SELECT n FROM a_view; DELETE FROM t; SELECT 1")
+    names = [name for name, *_ in engine.calls]
+    assert names == ["advance", "insert_query", "delete", "advance", "sql"]
 
 
 def test_if_not_exists_leaves_what_is_there() -> None:

@@ -35,7 +35,7 @@ from eddyline.spark.schema import (
 )
 from eddyline.spark.session import frame, zone_of
 from eddyline.sql.default_words import rows_with_defaults, with_default
-from eddyline.sql.forms import Insert, Merge
+from eddyline.sql.forms import Insert, Merge, Update
 from eddyline.sql.merge_query import MergeQuery, source_query, value_query
 from eddyline.sql.names import quoted
 from eddyline.state.kernels import distinct, repeat
@@ -119,14 +119,13 @@ class Dml:
     def update(
         self,
         entry: Entry,
-        assignments: Sequence[tuple[str, str]],
-        condition: str | None,
-        alias: str | None = None,
+        statement: Update,
     ) -> DataFrame:
         """Return the rows of UPDATE table alias SET column = expression, ... WHERE condition.
 
         Each has the columns as they are, and then as they are to be: `c0..`.
         """
+        assignments, alias = statement.assignments, statement.alias
         if not assignments:
             raise wrong_argument("assignments", assignments, "set at least one column")
         defaults = _defaults(entry)
@@ -143,7 +142,7 @@ class Dml:
             else quoted(field.name)
             for field in entry.columns
         )
-        where = _where(condition)
+        where = _where(statement.where_text)
         # one evaluation for both versions of each row
         query = f"SELECT {old}, {new} FROM {_named(entry, alias)}{where}"
         return self._run(query).toDF(*numbered("c", 2 * len(entry.columns)))

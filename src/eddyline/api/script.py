@@ -81,19 +81,15 @@ __all__ = [
 class ScriptWriting(Protocol):
     """The methods that CREATE TABLE AS, INSERT, DELETE, UPDATE and MERGE call. `Writing` documents them."""
 
+    def reads_views(self, statement: CreateTableAs | Insert | Delete | Update | Merge) -> bool: ...
+
     def create_table_as(self, statement: CreateTableAs) -> None: ...
 
     def insert_query(self, statement: Insert) -> None: ...
 
-    def delete_where(self, table: str, condition: str | None, alias: str | None = None) -> None: ...
+    def delete(self, statement: Delete) -> None: ...
 
-    def update_where(
-        self,
-        table: str,
-        assignments: Sequence[tuple[str, str]],
-        condition: str | None,
-        alias: str | None = None,
-    ) -> None: ...
+    def update(self, statement: Update) -> None: ...
 
     def merge(self, statement: Merge) -> None: ...
 
@@ -191,7 +187,10 @@ class ScriptEngine(Protocol):
 
 
 def run_script(engine: ScriptEngine, text: str) -> DataFrame | None:
-    """Run a script. A SELECT after statements that write rows sees these: an epoch is run before it.
+    """Run a script.
+
+    An epoch is run before a SELECT that comes after statements that write rows, so that it sees them. One is run before each
+    statement that writes what it reads of views: these then have the rows that it finds in tables.
 
     Returns:
         the result of the last SELECT, EXPLAIN, DESCRIBE or SHOW; None if the script has none.
@@ -204,14 +203,18 @@ def run_script(engine: ScriptEngine, text: str) -> DataFrame | None:
     written = False
     for statement in parse_script(text):
         try:
-            if written and isinstance(statement, Select):
+            if isinstance(statement, CreateTableAs | Insert | Delete | Update | Merge):
+                writes, waits = True, engine.writing.reads_views(statement)
+            else:
+                writes, waits = False, written and isinstance(statement, Select)
+            if waits:
                 engine.advance()
                 written = False
             result = run_statement(engine, statement)
         except EddylineError as error:
             error.add_note(f"in the statement at line {statement.line} of the script")
             raise
-        written |= isinstance(statement, CreateTableAs | Insert | Delete | Update | Merge)
+        written |= writes
         last = last if result is None else result
     return last
 
@@ -317,13 +320,11 @@ def _insert(engine: ScriptEngine, statement: Insert) -> None:
 
 
 def _delete(engine: ScriptEngine, statement: Delete) -> None:
-    engine.writing.delete_where(statement.table, statement.where_text, statement.alias)
+    engine.writing.delete(statement)
 
 
 def _update(engine: ScriptEngine, statement: Update) -> None:
-    engine.writing.update_where(
-        statement.table, statement.assignments, statement.where_text, statement.alias
-    )
+    engine.writing.update(statement)
 
 
 def _merge(engine: ScriptEngine, statement: Merge) -> None:

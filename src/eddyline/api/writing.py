@@ -18,7 +18,7 @@ from eddyline.api.column_defaults import rules_for
 from eddyline.api.dml import Dml
 from eddyline.api.workspace import Workspace
 from eddyline.arguments import check_choice
-from eddyline.catalog.entries import DEAD, STREAM, TABLE, Entry
+from eddyline.catalog.entries import DEAD, STREAM, TABLE, VIEW, Entry
 from eddyline.changes import APPEND, DELETE
 from eddyline.errors import EddylineError
 from eddyline.source.bulk import SMALL_ROWS, TableRows, is_small
@@ -29,7 +29,7 @@ from eddyline.source.redo_log import RedoLog
 from eddyline.source.segments import Segment
 from eddyline.source.user_rows import Rows
 from eddyline.spark.schema import arrow_schema
-from eddyline.sql.forms import CreateTableAs, Insert, Merge
+from eddyline.sql.forms import CreateTableAs, Delete, Insert, Merge, Update
 from eddyline.sql.names import quoted
 
 
@@ -58,6 +58,12 @@ class Writing:
         entry = self._workspace.catalog.get(table, TABLE)
         parts = [((operation,), rows) for operation, rows in operations]
         self._write(entry, parts, self._group(entry).write)
+
+    def reads_views(self, statement: CreateTableAs | Insert | Delete | Update | Merge) -> bool:
+        """Return whether a statement reads views: it finds their rows of the last epoch, but those of tables of now."""
+        workspace = self._workspace
+        names = workspace.compiler.mentioned(statement.reads, workspace.catalog)
+        return any(workspace.catalog.get(name).kind == VIEW for name in names)
 
     def insert_query(self, statement: Insert) -> None:
         """INSERT INTO | OVERWRITE table (columns) query."""
@@ -121,26 +127,20 @@ class Writing:
                 self._new = ""
             workspace.sources.open_inbox(entry)
 
-    def delete_where(self, table: str, condition: str | None, alias: str | None = None) -> None:
+    def delete(self, statement: Delete) -> None:
         """DELETE FROM table alias WHERE condition."""
-        with self._alone(table) as (entry, append):
-            dml, read = self._dml(f"{quoted(entry.name)} {condition or ''}")
-            self._write(entry, [((DELETE,), dml.rows(entry, condition, alias))], append, read)
+        with self._alone(statement.table) as (entry, append):
+            dml, read = self._dml(f"{quoted(entry.name)} {statement.reads}")
+            rows = dml.rows(entry, statement.where_text, statement.alias)
+            self._write(entry, [((DELETE,), rows)], append, read)
 
-    def update_where(
-        self,
-        table: str,
-        assignments: Sequence[tuple[str, str]],
-        condition: str | None,
-        alias: str | None = None,
-    ) -> None:
+    def update(self, statement: Update) -> None:
         """UPDATE table alias SET column = expression, ... WHERE condition."""
-        with self._alone(table) as (entry, append):
-            texts = " ".join(text for _, text in assignments)
-            dml, read = self._dml(f"{quoted(entry.name)} {texts} {condition or ''}")
-            given = ", ".join(f"{name} = {text}" for name, text in assignments)
+        with self._alone(statement.table) as (entry, append):
+            dml, read = self._dml(f"{quoted(entry.name)} {statement.reads}")
+            given = ", ".join(f"{name} = {text}" for name, text in statement.assignments)
             query = f"UPDATE {entry.name} SET {given}"
-            both = dml.update(entry, assignments, condition, alias)
+            both = dml.update(entry, statement)
             self._write(entry, [((DELETE, APPEND), both)], append, read, query)
 
     def merge(self, statement: Merge) -> None:
@@ -148,10 +148,7 @@ class Writing:
         workspace = self._workspace
         statement = replace(statement, source_text=workspace.plain_sql(statement.source_text))
         with self._alone(statement.table) as (entry, append):
-            conditions = [statement.condition, *(one.condition or "" for one in statement.clauses)]
-            values = [text for one in statement.clauses for _, text in one.values or ()]
-            texts = " ".join([statement.source_text, *conditions, *values])
-            dml, read = self._dml(f"{quoted(entry.name)} {texts}")
+            dml, read = self._dml(f"{quoted(entry.name)} {statement.reads}")
             query = f"MERGE INTO {entry.name} USING {statement.source_text}"
             both = dml.merge(entry, statement, query)
             self._write(entry, [((DELETE, APPEND), both)], append, read, query)

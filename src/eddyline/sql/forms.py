@@ -42,6 +42,11 @@ class CreateTableAs(Statement):
     query: str
     if_not_exists: bool = False
 
+    @property
+    def reads(self) -> str:
+        """The text that names the relations whose rows it reads."""
+        return self.query
+
 
 @dataclass(frozen=True, slots=True)
 class CreateStream(Statement):
@@ -123,6 +128,11 @@ class Insert(Statement):
     by_name: bool = False
     overwrite: bool = False
 
+    @property
+    def reads(self) -> str:
+        """The text that names the relations whose rows it reads."""
+        return self.query_text
+
 
 @dataclass(frozen=True, slots=True)
 class Delete(Statement):
@@ -131,6 +141,11 @@ class Delete(Statement):
     table: str
     where_text: str | None = None
     alias: str | None = None
+
+    @property
+    def reads(self) -> str:
+        """The text that names the relations whose rows it reads, besides the table."""
+        return self.where_text or ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +156,11 @@ class Update(Statement):
     assignments: tuple[tuple[str, str], ...]
     where_text: str | None = None
     alias: str | None = None
+
+    @property
+    def reads(self) -> str:
+        """The text that names the relations whose rows it reads, besides the table."""
+        return " ".join([*(text for _, text in self.assignments), self.where_text or ""])
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +193,13 @@ class Merge(Statement):
     condition: str
     clauses: tuple[When, ...]
     tables_text: str = ""
+
+    @property
+    def reads(self) -> str:
+        """The text that names the relations whose rows it reads, besides the table."""
+        conditions = [self.condition, *(one.condition or "" for one in self.clauses)]
+        values = [text for one in self.clauses for _, text in one.values or ()]
+        return " ".join([self.tables_text, self.source_text, *conditions, *values])
 
 
 @dataclass(frozen=True, slots=True)
