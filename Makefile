@@ -3,6 +3,9 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+# Also where PYTHONDONTWRITEBYTECODE is set: each process would compile what it imports.
+COMPILE := $(BIN)/python -m compileall -q src apps/src
 
 .DEFAULT_GOAL := help
 .PHONY: help demo etl cdc test test-all check lint bench soak guarantees coverage docs docs-picture console-pictures setup postgresql kafka chromium prometheus nginx goaccess registry clean
@@ -20,10 +23,10 @@ cdc: setup ## PostgreSQL, live views, and Delta, Kafka and PostgreSQL as targets
 	$(BIN)/eddyline cdc --kafka-jars .kafka $(ARGS)
 
 test: setup ## the whole default test suite
-	$(BIN)/pytest -q -n 2 --dist loadfile
+	$(BIN)/pytest -q $(PARALLEL)
 
 test-all: setup ## the same and the slow tests
-	$(BIN)/pytest -q -n 2 --dist loadfile -m ""
+	$(BIN)/pytest -q $(PARALLEL) -m ""
 
 check: lint ## lint, types, import contracts and the fast tests: no JVM, under a minute
 	$(BIN)/pytest -q -m "not spark and not kafka and not slow"
@@ -134,9 +137,11 @@ $(BIN)/python:
 $(VENV)/.installed: pyproject.toml apps/pyproject.toml | $(BIN)/python
 	@echo "Installing into $(VENV); the first time takes a minute or two."
 	$(BIN)/python -m pip install --quiet --editable . --editable 'apps[dns,places]'
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml apps/pyproject.toml | $(BIN)/python
 	@echo "Installing into $(VENV); the first time takes a minute or two."
 	$(BIN)/python -m pip install --quiet --editable '.[dev]' --editable 'apps[bench,dns,places]'
+	@$(COMPILE)
 	@touch $@ $(VENV)/.installed
