@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
+import signal
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -300,6 +302,49 @@ def test_a_function_that_is_mended_brings_its_view_back(
     spark.udf.register("picky", udf(lambda v: 10 // v if v else -1, "bigint"))
     engine.advance()
     assert rows(engine, "p") == [(0, -1), (5, 2)]
+
+
+def test_a_row_that_kills_workers_stops_its_view_alone(engine: el.Engine) -> None:
+    def deadly(v: int) -> int:
+        if v == 14:
+            os._exit(3)
+        return v
+
+    engine.spark.udf.register("deadly", udf(deadly, "int"))
+    engine.execute(
+        "CREATE TABLE t (v INT); CREATE VIEW d AS SELECT deadly(v) AS x FROM t;"
+        "CREATE VIEW n AS SELECT count(*) AS n FROM t; INSERT INTO t VALUES (1), (2)"
+    )
+    engine.advance()
+    engine.execute("INSERT INTO t VALUES (13), (14), (15)")
+    engine.advance()
+    assert states(engine) == {"d": "failing", "n": "live"}
+    assert rows(engine, "n") == [(5,)]
+    (failing,) = [view for view in engine.status()["views"] if view["name"] == "d"]
+    assert failing["rows"] == ["t {'v': 14}"]
+    engine.execute("DELETE FROM t WHERE v = 14")
+    engine.advance()
+    assert rows(engine, "d") == [(1,), (2,), (13,), (15,)] == replayed(engine, "d")
+
+
+def test_a_worker_that_dies_once_is_no_fault_of_the_view(engine: el.Engine, tmp_path: Path) -> None:
+    struck = str(tmp_path / "struck")
+
+    def unlucky(v: int) -> int:
+        if not os.path.exists(struck):
+            open(struck, "x").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return v
+
+    engine.spark.udf.register("unlucky", udf(unlucky, "int"))
+    engine.execute(
+        "CREATE TABLE t (v INT); CREATE VIEW u AS SELECT unlucky(v) AS x FROM t; INSERT INTO t VALUES (1), (2)"
+    )
+    with pytest.raises(el.EngineError, match="EPOCH_FAILED"):
+        engine.advance()
+    engine.advance()
+    assert states(engine) == {"u": "live"}
+    assert rows(engine, "u") == [(1,), (2,)]
 
 
 def test_a_view_that_cannot_be_compiled_any_more_is_set_aside(

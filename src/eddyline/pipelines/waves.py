@@ -31,13 +31,12 @@ from eddyline.relay.lane import (
 )
 from eddyline.relay.records import KEY, REASON, RECORDS
 from eddyline.source.log_files import write_rows
-from eddyline.spark.failures import message_of
+from eddyline.spark.failures import message_of, worker_died
 from eddyline.spark.session import numbers
 from eddyline.storage.files import Files
 
 PROPERTY = "eddyline.wave"
 WORKER_DIED = "WORKER_DIED"
-_DEATH = "Python worker exited unexpectedly"  # part of Spark's message
 _WORK = "work.arrow"
 _WAVE = "wave.json"
 
@@ -346,7 +345,7 @@ def check_bolts(bolts: Iterable[Bolt]) -> None:
 
 def _job_error(name: str, error: Exception) -> EngineError:
     """Translate an error of a Spark job into EngineError."""
-    if _DEATH in str(error):
+    if worker_died(error):
         return EngineError(
             f"a Python worker of pipeline {name} died",
             condition=WORKER_DIED,

@@ -19,13 +19,22 @@ from eddyline.runtime.shared import SharedRows
 from eddyline.runtime.shared_scans import SharedScans
 from eddyline.runtime.sizes import has_short_rows, has_short_state, rows_of
 from eddyline.runtime.table import TableUpkeep
-from eddyline.runtime.view_failures import VIEW_FAILING, failed_in_driver, failed_view
+from eddyline.runtime.view_failures import (
+    VIEW_FAILING,
+    failed_in_driver,
+    failed_view,
+    kills_workers,
+)
 from eddyline.source.segments import Segment, distribute
+from eddyline.spark.failures import worker_died
 from eddyline.spark.jvm import check_jvm
 from eddyline.spark.session import BATCH_BYTES, DESCRIPTION, UNLIMITED
 from eddyline.spark.threads import cpu_time_ns
 from eddyline.state.manifest import read_manifest
 from eddyline.storage.files import Files
+
+DEATHS = 3
+"""So many deaths of a worker, one behind the other, are the fault of the view whose rows it works on."""
 
 logger = logging.getLogger("eddyline.epochs")
 
@@ -75,6 +84,8 @@ class Execution:
     def attempt(self, plan: EpochPlan, pieces: Sequence[Piece], context: EpochContext) -> Attempted:
         """Execute a plan; return its reports (see `_execute`) or the error of a failing view, and what it took.
 
+        After the death of a Python worker the plan is tried twice more. If it fails each time, the view is the cause.
+
         Raises:
             EngineError: JVM_LOST, or what fails isn't the view.
         """
@@ -85,30 +96,36 @@ class Execution:
             return Attempted(reports, time.perf_counter() - started, spent)
         except EngineError as error:
             check_jvm(error)
-            if error.condition != VIEW_FAILING or not plan.level:
+            if not plan.level:
                 raise  # only views can be left out of an epoch
-            return Attempted(error)
+            if error.condition == VIEW_FAILING:
+                return Attempted(error)
+            if worker_died(error.__cause__) and all(
+                self._fails(plan, pieces, context) for _ in range(DEATHS - 1)
+            ):
+                return Attempted(kills_workers(plan.name))
+            raise
 
     def rows_at_fault(
         self, plan: EpochPlan, pieces: Sequence[Piece], context: EpochContext
     ) -> tuple[str, ...]:
         """Return some of the rows on which a view fails, as texts."""
-
-        def fails(part: Sequence[Piece]) -> bool:
-            folder = f"{context.folder}-{uuid.uuid4().hex[:8]}"
-            self.files.make_folder(folder)
-            try:
-                self.assign(folder, plan, _by_leaf(plan, part))
-                self._execute(plan, part, replace(context, folder=folder))
-            except EddylineError as error:
-                return error.condition == VIEW_FAILING
-            finally:
-                self.files.remove(folder)
-            return False
-
         names = {leaf.name: leaf.relation for leaf in plan.leaves}
-        found = pieces_at_fault(self.files, pieces, fails)
+        found = pieces_at_fault(self.files, pieces, lambda part: self._fails(plan, part, context))
         return tuple(self.show_rows([(names[leaf], segment) for leaf, segment in found]))
+
+    def _fails(self, plan: EpochPlan, part: Sequence[Piece], context: EpochContext) -> bool:
+        """Execute a plan on a part of its input, for no result; return whether the view fails, or a Python worker dies."""
+        folder = f"{context.folder}-{uuid.uuid4().hex[:8]}"
+        self.files.make_folder(folder)
+        try:
+            self.assign(folder, plan, _by_leaf(plan, part))
+            self._execute(plan, part, replace(context, folder=folder))
+        except EddylineError as error:
+            return error.condition == VIEW_FAILING or worker_died(error.__cause__)
+        finally:
+            self.files.remove(folder)
+        return False
 
     def _execute(
         self, plan: EpochPlan, pieces: Sequence[Piece], context: EpochContext

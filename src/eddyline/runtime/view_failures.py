@@ -79,6 +79,15 @@ def failed_in_driver(view: str, error: BaseException) -> EddylineError:
     return failed_view(view, RuntimeError("".join(traceback.format_exception(error))))
 
 
+def kills_workers(view: str) -> EngineError:
+    """Return the error for a view on whose rows a Python worker died each time."""
+    return EngineError(
+        f"view {view} fails on its rows: a Python worker died on them, and again when they were tried alone",
+        condition=VIEW_FAILING,
+        hint="mend the rows or the function; the view is tried again by itself",
+    )
+
+
 def reads_failing(view: str, upstream: str) -> EddylineError:
     """Return the error for a view that reads a failing view."""
     return EngineError(

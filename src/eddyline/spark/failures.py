@@ -23,9 +23,10 @@ from eddyline.spark.jvm import check_jvm
 FAILURES = (PySparkException, Py4JError, RecursionError)
 _TRACEBACK = "Traceback (most recent call last):"
 _LOST_TASK = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \(.*?\): (.*)")
+_DIED = "Python worker exited unexpectedly"
 # of a Python worker, of the process that starts them, of an executor
 _LOST_WORKER = re.compile(
-    r"Python worker exited unexpectedly|ExecutorLostFailure|java\.io\.EOFException"
+    _DIED + r"|ExecutorLostFailure|java\.io\.EOFException"
     r"|java\.(?:io\.IO|net\.Socket)Exception: (?:Broken pipe|Stream closed|Connection reset)"
     # the daemon was ended by a signal before it listened, or while Spark requested a worker
     r"|port number from [\w.]+'s stdout(?:\.| and terminated with code: 1(?:29|[3-9]\d)\b)"
@@ -122,6 +123,11 @@ def missing_relation(error: BaseException | None) -> str | None:
 def lost_worker(error: BaseException) -> bool:
     """Return whether a process of Spark ended, or was killed, during a job."""
     return _LOST_WORKER.search(str(error)) is not None
+
+
+def worker_died(error: BaseException | None) -> bool:
+    """Return whether a Python worker ended during a job; what it ran may be the cause."""
+    return _DIED in str(error)
 
 
 def message_of(error: BaseException) -> str:
