@@ -18,7 +18,7 @@ from eddyline.state.arrangement import Arrangement, Layout, RunWriter
 from eddyline.state.runs import Run
 from eddyline.state.slices import SLICE_BYTES, in_slices
 
-laws = settings(deadline=None, max_examples=25)
+laws = settings(deadline=None, max_examples=15)
 
 Row = tuple[Any, ...]
 Change = tuple[Row, int]

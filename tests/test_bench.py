@@ -212,8 +212,9 @@ def test_backfill():
     assert "killed after" in result.text()
 
 
+@pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.parametrize("run", [growth.run, pytest.param(growth.run_log, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("run", [growth.run, growth.run_log])
 def test_growth(run):
     result = run(rows=5, repeat=12)
     assert result.equal

@@ -57,7 +57,7 @@ def power_cut(storage: Path, chance: random.Random) -> int:
 @pytest.mark.parametrize(
     ("delivery", "rounds"),
     [
-        ("exactly_once", 1),
+        pytest.param("exactly_once", 1, marks=pytest.mark.slow),
         pytest.param("at_least_once", 1, marks=pytest.mark.slow),
         pytest.param("at_most_once", 1, marks=pytest.mark.slow),
         pytest.param("exactly_once", 15, marks=pytest.mark.slow),

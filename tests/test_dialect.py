@@ -171,8 +171,8 @@ def test_windows_are_live(tmp_path: Path, views: dict[str, str]) -> None:
         table = engine.table("s", "ts TIMESTAMP, sip STRING, type STRING")
         for name, query in views.items():
             engine.execute(f"CREATE VIEW {name} AS {query}")
-        for first in range(0, 60, 20):
-            table.insert(rows[first : first + 20])
+        for first in range(0, 60, 30):
+            table.insert(rows[first : first + 30])
             if first:
                 table.delete(rows[first - 20 : first - 10])
             engine.advance()

@@ -521,7 +521,8 @@ def pieces_of(child: Child) -> tuple[list[int], int, bool]:
     "exactly once; pieces that are stored aren't read again",
     "the engine, {kills} times by kill -9 while it fills one",
 )
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [2, 20])
 def test_killed_while_a_view_is_filled(child: Callable[..., Child], kills: int) -> None:
     moments, known, began_at_all = random.Random(5), 0, 0
     for number in range(kills):

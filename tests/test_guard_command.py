@@ -200,7 +200,9 @@ def test_each_silence_is_told_once_and_ends_when_requests_come():
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("moment", ["its JVM starts", "it replays"])
+@pytest.mark.parametrize(
+    "moment", ["its JVM starts", pytest.param("it replays", marks=pytest.mark.slow)]
+)
 def test_sigterm_ends_it_before_it_follows(tmp_path, moment):
     (tmp_path / "guard.yml").write_text(CONFIG)
     lines = [*normal(40, 0, 9), *(line("192.0.2.9", 12) for _ in range(200))]

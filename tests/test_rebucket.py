@@ -133,7 +133,10 @@ def test_paused_and_failing_views_go_on_later(tmp_path: Path) -> None:
         assert engine.verify()
 
 
-def test_a_fault_at_any_effect_leaves_the_old_buckets_or_the_new_ones(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_a_fault_at_any_effect_leaves_the_old_buckets_or_the_new_ones(
+    tmp_path: Path, step: int
+) -> None:
     files = FaultyFiles(str(tmp_path / "s"))
     with Engine(files, options=OPTIONS) as engine:
         orders = engine.table("orders", "id BIGINT, item STRING", primary_key=["id"])
@@ -144,8 +147,8 @@ def test_a_fault_at_any_effect_leaves_the_old_buckets_or_the_new_ones(tmp_path: 
     at, hit = 0, True
     seen = collections.Counter[int]()
     while hit:
-        at += 1
-        buckets = 3 + at % 2
+        at += step
+        buckets = 3 + at // step % 2
         engine = Engine(files, options=OPTIONS)
         before = engine._workspace.buckets
         files.arm(at)

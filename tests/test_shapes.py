@@ -193,7 +193,7 @@ ALWAYS = (
 
 @pytest.fixture(scope="module")
 def sample(request, tmp_path_factory, spark):
-    yield from twins(request, tmp_path_factory, spark, [*every(6), *ALWAYS])
+    yield from twins(request, tmp_path_factory, spark, [*every(9), *ALWAYS])
 
 
 @pytest.fixture(scope="module")
@@ -217,12 +217,12 @@ def otherwise(request, tmp_path_factory, spark):
         "one bucket, two-way merges": el.Options(buckets=1, compaction_fan_in=2),
         "slices of a few rows": el.Options(task_bytes=1024, short_lane_rows=0),
     }[request.param]
-    yield from twins(request, tmp_path_factory, spark, every(18, 1), options)
+    yield from twins(request, tmp_path_factory, spark, every(24, 1), options)
 
 
 def test_the_catalogue_is_wide():
     assert len(shapes.SHAPES) >= 200
-    assert len(closed([*every(6), *ALWAYS])) >= 80
+    assert len(closed([*every(9), *ALWAYS])) >= 60
 
 
 @given(changes=CHANGES)

@@ -36,7 +36,7 @@ def lane_at_random() -> None:
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iterator[list[Twins]]:
     """The same views in two engines: all epochs in the short lane, in parts of few rows, and all in the wide one."""
-    names = closed([*every(10, 2), *ALWAYS])
+    names = closed([*every(20, 2), *ALWAYS])
     made = [
         Twins(
             tmp_path_factory.mktemp(f"lane{rows}"), spark, names, el.Options(short_lane_rows=rows)

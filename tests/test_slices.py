@@ -39,6 +39,7 @@ def parts(engine: el.Engine) -> int:
     return max(map(len, runs))
 
 
+@pytest.mark.slow
 def test_slices_and_parts_change_no_result(tmp_path: Path, spark: SparkSession) -> None:
     options = el.Options(buckets=2, task_bytes=32 << 10, short_lane_rows=0, compaction_fan_in=2)
     with el.Engine(tmp_path, spark, options) as engine:
