@@ -116,11 +116,7 @@ class Dml:
         where = _where(condition)
         return self._run(f"SELECT * FROM {_named(entry, alias)}{where}")
 
-    def update(
-        self,
-        entry: Entry,
-        statement: Update,
-    ) -> DataFrame:
+    def update(self, entry: Entry, statement: Update) -> DataFrame:
         """Return the rows of UPDATE table alias SET column = expression, ... WHERE condition.
 
         Each has the columns as they are, and then as they are to be: `c0..`.

@@ -292,7 +292,7 @@ class Engine(ChangeFlows, Monitored, Served):
     def execute(self, script: str) -> DataFrame | None:
         """Run SQL statements; return the result of the last SELECT, EXPLAIN, DESCRIBE or SHOW, if any.
 
-        A SELECT sees the rows that statements before it have written: an epoch is run before it.
+        An epoch is run before a SELECT after statements that write, and before one that writes what it reads of views.
         """
         return run_script(self, script)
 

@@ -23,7 +23,7 @@ from eddyline.runtime.view_failures import (
     VIEW_FAILING,
     failed_in_driver,
     failed_view,
-    kills_workers,
+    fails_on_rows,
 )
 from eddyline.source.segments import Segment, distribute
 from eddyline.spark.failures import worker_died
@@ -35,6 +35,7 @@ from eddyline.storage.files import Files
 
 DEATHS = 3
 """So many deaths of a worker, one behind the other, are the fault of the view whose rows it works on."""
+KILLS_WORKERS = "a Python worker died on them, and again when they were tried alone"
 
 logger = logging.getLogger("eddyline.epochs")
 
@@ -103,7 +104,7 @@ class Execution:
             if worker_died(error.__cause__) and all(
                 self._fails(plan, pieces, context) for _ in range(DEATHS - 1)
             ):
-                return Attempted(kills_workers(plan.name))
+                return Attempted(fails_on_rows(plan.name, KILLS_WORKERS))
             raise
 
     def rows_at_fault(

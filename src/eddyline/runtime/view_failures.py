@@ -50,11 +50,7 @@ def failed_view(view: str, error: Exception) -> EddylineError:
     if _of_the_view(error, cause):
         if own is not None:
             cause = f"[{own[2]}] {own[3]}"
-        return EngineError(
-            f"view {view} fails on its rows: {cause}",
-            condition=VIEW_FAILING,
-            hint="mend the rows or the function; the view is tried again by itself",
-        )
+        return fails_on_rows(view, cause)
     return EngineError(
         f"the epoch failed: {cause}",
         condition="EPOCH_FAILED",
@@ -79,10 +75,10 @@ def failed_in_driver(view: str, error: BaseException) -> EddylineError:
     return failed_view(view, RuntimeError("".join(traceback.format_exception(error))))
 
 
-def kills_workers(view: str) -> EngineError:
-    """Return the error for a view on whose rows a Python worker died each time."""
+def fails_on_rows(view: str, cause: str) -> EngineError:
+    """Return the error for a view that its rows, its expressions or its functions make fail."""
     return EngineError(
-        f"view {view} fails on its rows: a Python worker died on them, and again when they were tried alone",
+        f"view {view} fails on its rows: {cause}",
         condition=VIEW_FAILING,
         hint="mend the rows or the function; the view is tried again by itself",
     )
