@@ -3,7 +3,6 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 # Also where PYTHONDONTWRITEBYTECODE is set: each process would compile what it imports.
 COMPILE := $(BIN)/python -m compileall -q src apps/src
 
@@ -23,10 +22,10 @@ cdc: setup ## PostgreSQL, live views, and Delta, Kafka and PostgreSQL as targets
 	$(BIN)/eddyline cdc --kafka-jars .kafka $(ARGS)
 
 test: setup ## the whole default test suite
-	$(BIN)/pytest -q $(PARALLEL)
+	$(BIN)/pytest -q -n 2 --dist loadfile
 
 test-all: setup ## the same and the slow tests
-	$(BIN)/pytest -q $(PARALLEL) -m ""
+	$(BIN)/pytest -q -n 2 --dist loadfile -m ""
 
 check: lint ## lint, types, import contracts and the fast tests: no JVM, under a minute
 	$(BIN)/pytest -q -m "not spark and not kafka and not slow"

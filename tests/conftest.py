@@ -39,6 +39,7 @@ settings.register_profile(
 settings.load_profile("patient")
 
 
+@pytest.hookimpl(trylast=True)  # only the tests that run count
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give slow tests an hour, where they don't say how much they need; begin with the files of most work.
 

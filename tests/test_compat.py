@@ -75,6 +75,7 @@ def gone_on(root: str) -> dict[str, Relations]:
     with opened(root) as engine:
         found["opened"] = content(engine)
         found["dead letters"] = dead_letters(engine)
+        assert_verified(engine)
         epoch = engine.status()["epoch"] - 1
         before = {
             name: engine.sql(f"SELECT * FROM {name} VERSION AS OF {epoch}")

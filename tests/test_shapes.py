@@ -193,7 +193,7 @@ ALWAYS = (
 
 @pytest.fixture(scope="module")
 def sample(request, tmp_path_factory, spark):
-    yield from twins(request, tmp_path_factory, spark, [*every(9), *ALWAYS])
+    yield from twins(request, tmp_path_factory, spark, [*every(6), *ALWAYS])
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +222,7 @@ def otherwise(request, tmp_path_factory, spark):
 
 def test_the_catalogue_is_wide():
     assert len(shapes.SHAPES) >= 200
-    assert len(closed([*every(9), *ALWAYS])) >= 60
+    assert len(closed([*every(6), *ALWAYS])) >= 80
 
 
 @given(changes=CHANGES)
