@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 COMPILE := $(BIN)/python -m compileall -q src apps/src
 
 .DEFAULT_GOAL := help
-.PHONY: help demo etl cdc test test-all check lint bench soak guarantees coverage docs docs-picture console-pictures setup postgresql kafka chromium prometheus nginx goaccess registry clean
+.PHONY: help demo etl cdc test test-all check lint bench soak guarantees coverage docs docs-picture console-pictures setup environment services postgresql kafka chromium prometheus nginx goaccess registry clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -27,10 +27,10 @@ test: setup ## the whole default test suite
 test-all: setup ## the same and the slow tests
 	$(BIN)/pytest -q -n 2 --dist loadfile -m ""
 
-check: lint ## lint, types, import contracts and the fast tests: no JVM, under a minute
+check: setup lint ## lint, types, import contracts and the fast tests: no JVM, under a minute
 	$(BIN)/pytest -q -m "not spark and not kafka and not slow"
 
-lint: setup ## lint, types and import contracts alone
+lint: $(VENV)/.installed-dev ## lint, types and import contracts alone
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -62,7 +62,15 @@ console-pictures: setup ## run the console's browser tests, and copy their scree
 	    dead-letters letter requests settings; do \
 	    cp build/console/$$name.png docs/console-$$name.png; done
 
-setup: $(VENV)/.installed-dev $(VENV)/.warm postgresql kafka chromium prometheus nginx goaccess
+# Two things at a time: the Python environment, and what comes from apt and Maven.
+setup:
+	@$(MAKE) --no-print-directory -j 2 environment services
+
+environment: $(VENV)/.installed-dev $(VENV)/.warm
+
+# One after the other: apt has one lock.
+services:
+	@for service in postgresql chromium prometheus nginx goaccess kafka; do $(MAKE) --no-print-directory $$service; done
 
 # The tests start Spark often: with an archive of its classes 3.5 seconds faster.
 $(VENV)/.warm: $(VENV)/.installed-dev
