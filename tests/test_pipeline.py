@@ -206,7 +206,7 @@ def test_rows_that_do_not_fit_the_stream_fail_alone(opened: Callable[..., Load])
     letters = load.pipeline.dead_letters().orderBy("position").collect()
     # the same row never fits: a second attempt would be in vain
     assert [(row.bolt, row.attempts) for row in letters] == [("into", 1), ("into", 1)]
-    assert "unknown column word" in letters[0].error
+    assert "unknown column word (pipeline p)" in letters[0].error
     assert "doesn't fit int32" in letters[1].error
     assert rows(load.engine, "SELECT v FROM s") == [(1,), (2,)]
 

@@ -274,6 +274,18 @@ def test_epochs_run_and_requests_are_answered_beside_an_unreadable_file(
     until(lambda: rows(engine.snapshot("of_a")) == [(1,), (2,), (3,)])
 
 
+def test_all_sources_that_cannot_be_read_are_named(engine: Engine, tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1").symlink_to(tmp_path / name / "1")
+        engine.create_stream(name, "id INT", "json", {"path": str(tmp_path / name)})
+    for _ in range(2):
+        with pytest.raises(EngineError, match="stream a can't be read") as caught:
+            engine.advance()
+        (other,) = caught.value.__notes__
+        assert "stream b can't be read" in other
+
+
 def test_an_os_error_of_any_source_is_its_own_outage(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,6 +94,16 @@ def test_what_arrow_would_change_is_refused(column: str, value: Any) -> None:
     assert f"column {column} " in str(error.value)
 
 
+def test_a_value_that_is_no_text_is_named() -> None:
+    with pytest.raises(DataError, match=r"doesn't fit string: \{'k': 1\} is of the type dict"):
+        as_arrow(
+            [{"t": None}, {"t": "x"}, {"t": {"k": 1}}],
+            pa.schema({"t": pa.string()}),
+            relation="r",
+            zone="UTC",
+        )
+
+
 def test_unknown_fields_within_lists_are_named() -> None:
     with pytest.raises(DataError, match=r"field z of s\.x"):
         stored("s", {"x": [{"y": 1}, {"z": 1}]})

@@ -6,7 +6,7 @@ Every error names its condition, the object concerned and the way out.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -224,6 +224,15 @@ class EddylineError(Exception):
         """Allow errors to pass between processes; what they concern becomes text."""
         return _again, (type(self), self.message, self.condition, self.hint, self._context_texts)
 
+    def concerning(self, **context: object) -> EddylineError:
+        """Return the same error about other objects.
+
+        Example:
+            >>> str(DataError("a row is null", condition="NULL_KEY", table="p").concerning(pipeline="p"))
+            '[NULL_KEY] a row is null (pipeline p)'
+        """
+        return _again(type(self), self.message, self.condition, self.hint, context)
+
     @property
     def retryable(self) -> bool:
         """Whether the same call can succeed later although the caller changes nothing."""
@@ -281,9 +290,13 @@ def without_secrets(text: str, secrets: Iterable[str]) -> str:
 
 
 def _again(
-    kind: type[EddylineError], message: str, condition: str, hint: str, context: dict[str, str]
+    kind: type[EddylineError],
+    message: str,
+    condition: str,
+    hint: str,
+    context: Mapping[str, object],
 ) -> EddylineError:
-    """Return an error as another process has raised it."""
+    """Return an error of a class, without its own `__init__`: as another process has raised it, or about other objects."""
     error = kind.__new__(kind)
     EddylineError.__init__(error, message, condition=condition, hint=hint, **context)
     return error

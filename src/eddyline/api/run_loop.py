@@ -123,8 +123,12 @@ class RunLoop:
             unread += self._epochs.stops.errors
         self._epochs.sinks.wait(epoch)
         self.measure_lags(EVERY_S)
-        if unread:
-            raise unread[0]  # all other input has been processed
+        if unread:  # all other input has been processed
+            first, *others = unread
+            first.__notes__ = list(
+                map(str, others)
+            )  # an error may be raised again by the next call
+            raise first
         return epoch
 
     def answer(self) -> None:

@@ -30,6 +30,7 @@ from eddyline.arguments import check_number
 from eddyline.catalog.entries import source_places
 from eddyline.changes import APPEND, DELETE
 from eddyline.errors import EddylineError, QueueError
+from eddyline.pipelines.fit import Fit
 from eddyline.pipelines.history import Point
 from eddyline.pipelines.outcomes import BACK, Outcome, PipelineFiles, lane_windows
 from eddyline.pipelines.retries import retries_and_letters, untried_records
@@ -46,7 +47,6 @@ from eddyline.source.dead_letters import DeadLetters
 from eddyline.source.lag import ROWS, Unread
 from eddyline.source.log_files import as_operations, write_rows
 from eddyline.source.segments import LOG, Segment, read_arrow
-from eddyline.source.user_rows import as_arrow
 from eddyline.spark.schema import arrow_schema
 
 TUPLE_ROWS = 1000
@@ -474,26 +474,3 @@ class _Processed:
     retries: pa.Table
     letters: pa.Table
     any_tuples: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """The last step of a pipeline: converts rows to the columns of the stream.
-
-    Attributes:
-        schema: the columns of the stream, without `_received_at`.
-        name: name of the pipeline, for errors.
-        zone: time zone of the session.
-    """
-
-    schema: pa.Schema
-    name: str
-    zone: str
-
-    def __call__(self, rows: Any) -> pa.Table:
-        """Return the rows as a table.
-
-        Raises:
-            DataError: a row doesn't fit.
-        """
-        return as_arrow(rows, self.schema, relation=self.name, zone=self.zone)

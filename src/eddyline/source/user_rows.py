@@ -185,7 +185,13 @@ def _array(values: list[Any], field: pa.Field, relation: str) -> pa.Array:
     try:
         _check_values(values, field.type, field.name, relation)
         return pa.array(_with_moments(values, field.type), field.type)
-    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+    except TypeError as error:  # Arrow's tells what types it expected, and not of which value
+        odd = (v for v in values if v is not None and not isinstance(v, str | bytes))
+        if not pa.types.is_string(field.type) or (value := next(odd, None)) is None:
+            raise _unfit(relation, field, error) from error
+        what = f"{value!r:.100} is of the type {type(value).__name__}"
+        raise _unfit(relation, field, what) from error
+    except (pa.ArrowException, OverflowError, ValueError) as error:
         raise _unfit(relation, field, error) from error
 
 
@@ -274,7 +280,7 @@ def _check_widths(rows: list[Any], width: int, relation: str) -> None:
         return
     row = next(row for row in rows if len(row) != width)
     raise DataError(
-        f"a row has {len(row)} values, the table has {width} columns: {row!r}",
+        f"a row has {len(row)} values for {width} columns: {row!r}",
         condition="WRONG_WIDTH",
         table=relation,
         hint="give one value a column, or dicts by column name",
@@ -369,9 +375,9 @@ def _check_numbers(values: Sequence[Any], wanted: pa.DataType) -> None:
             raise ValueError(f"{odd} is a number; give a datetime, date, time or timedelta")
 
 
-def _unfit(relation: str, field: pa.Field, error: Exception) -> DataError:
+def _unfit(relation: str, field: pa.Field, why: object) -> DataError:
     return DataError(
-        f"a value of column {field.name} doesn't fit {field.type}: {error}",
+        f"a value of column {field.name} doesn't fit {field.type}: {why}",
         condition="WRONG_TYPE",
         table=relation,
         hint="convert the value before handing it over; nothing was written",
