@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from eddyline.operators.aggregate import Reduce
 from eddyline.operators.neighbours import Neighbours
+from eddyline.operators.percentiles import Fractions
 from eddyline.operators.top import Top
 from eddyline.state import around, front
 from eddyline.state.front import Ties
@@ -244,9 +245,10 @@ def check_surroundings(
 @given(
     epochs=epochs_of(st.tuples(st.sampled_from("abcd"), st.one_of(small, floats)), size=9),
     fractions=st.lists(st.sampled_from([0.0, 0.1, 0.5, 0.75, 1.0]), min_size=1, max_size=3),
+    by_difference=st.booleans(),
 )
 def test_percentiles_follow_from_the_rows(
-    epochs: list[list[Change]], fractions: list[float]
+    epochs: list[list[Change]], fractions: list[float], by_difference: bool
 ) -> None:
     def order(value: float) -> tuple[bool, float, float]:
         nan = math.isnan(value)
@@ -258,11 +260,13 @@ def test_percentiles_follow_from_the_rows(
             return None
         position = (len(values) - 1) * fraction
         low, high = values[math.floor(position)], values[math.ceil(position)]
-        if order(low) == order(high):
+        if low == high or order(low) == order(high):
             return low
+        if by_difference:
+            return low + (position - math.floor(position)) * (high - low)
         return (math.ceil(position) - position) * low + (position - math.floor(position)) * high
 
-    operator = Reduce(1, (), (), (tuple(fractions),))
+    operator = Reduce(1, (), (), (Fractions(tuple(fractions), by_difference),))
     bucket, output = Bucket(operator), list[Change]()
     for number, epoch in enumerate(epochs, start=1):
         delta = table(

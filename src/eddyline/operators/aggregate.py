@@ -14,7 +14,7 @@ from eddyline.changes import HASH, WEIGHT
 from eddyline.errors import DataError
 from eddyline.operators import exact_sums
 from eddyline.operators.base import BucketResult, State, checked_weights, negative_weight, numbered
-from eddyline.operators.percentiles import percentiles
+from eddyline.operators.percentiles import Fractions, percentiles
 from eddyline.state.arrangement import Layout
 from eddyline.state.front import front
 from eddyline.state.grouping import Groups, SortKey, group_rows
@@ -40,7 +40,7 @@ class Reduce:
     the delta, possibly several rows for a key. An EXACT contribution is a struct {hi: value, lo:
     weight}, an INTEGER contribution the struct {high, low} for high * 2^32 + low. A PRESENT one is a number of
     rows, and emitted as 1 while the sum is positive, else 0. `x` are the values
-    of which the smallest or largest of a key is emitted, `q` numbers of which percentiles are.
+    of which the smallest or largest of a key is emitted, `q` doubles of which percentiles are.
     Output: `h, k0.., m0.., x0.., p0.., w`, where `p` are the percentiles, with w = -1 for the old row and +1 for the new one. A key
     exists while the sum of its `w` is positive. Without measures and values this is DISTINCT.
 
@@ -48,7 +48,7 @@ class Reduce:
         keys: number of key columns.
         measures: how each `m` column combines.
         largest: for each `x` column whether to emit the largest value rather than the smallest.
-        fractions: for each `q` column at which fractions of the sorted numbers percentiles are emitted.
+        fractions: for each `q` column which percentiles are emitted.
         checked: whether an INTEGER sum beyond 64 bits is an error; otherwise it wraps around. Sums
             that are stored never are, so that 64 bits of them suffice.
     """
@@ -57,7 +57,7 @@ class Reduce:
     keys: int
     measures: tuple[Measure, ...] = ()
     largest: tuple[bool, ...] = ()
-    fractions: tuple[tuple[float, ...], ...] = ()
+    fractions: tuple[Fractions, ...] = ()
     checked: bool = False
 
     @property
@@ -81,7 +81,7 @@ class Reduce:
     @property
     def percentiles(self) -> tuple[str, ...]:
         """The columns of percentiles."""
-        return numbered("p", sum(map(len, self.fractions)))
+        return numbered("p", sum(len(one.at) for one in self.fractions))
 
     @property
     def _sums(self) -> tuple[str, ...]:
@@ -172,7 +172,7 @@ class Reduce:
             layout = self.layouts[name]
             pairs = delta.select(layout.columns).filter(pc.is_valid(delta[name]))
             appends[name] = layout.consolidate(pairs)
-            own = [next(names) for _ in fractions]
+            own = [next(names) for _ in fractions.at]
             versions = percentiles(state[name], appends[name], groups, name, fractions)
             for columns, arrays in zip(found, versions, strict=True):
                 columns.update(zip(own, arrays, strict=True))

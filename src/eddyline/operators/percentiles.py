@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -15,12 +15,26 @@ from eddyline.state.kernels import distinct_hashes, matched, with_weights
 from eddyline.state.retyping import cast_to
 
 
+@dataclass(frozen=True, slots=True)
+class Fractions:
+    """Which percentiles of a column are computed, and how those that lie between two numbers.
+
+    Attributes:
+        at: fractions of the sorted numbers, from 0 to 1.
+        by_difference: whether a part of the difference is added to the lower number, as in Spark from 4.3 on;
+            before, it added up parts of both. The results are rounded differently.
+    """
+
+    at: tuple[float, ...]
+    by_difference: bool
+
+
 def percentiles(
     held: Arrangement,
     change: pa.Table,
     groups: pa.Table,
     name: str,
-    fractions: Sequence[float],
+    fractions: Fractions,
 ) -> tuple[list[pa.Array], list[pa.Array]]:
     """Return the percentiles of groups before and after a change of their numbers.
 
@@ -30,8 +44,8 @@ def percentiles(
         held: the stored numbers.
         change: what changes in them, of the same layout.
         groups: the hash and the key columns of the groups, each once.
-        name: the column of the numbers.
-        fractions: from 0 to 1.
+        name: the column of the numbers, which are doubles.
+        fractions: which percentiles.
 
     Returns:
         For each fraction a double by group, null where there is no number: before, and after.
@@ -39,7 +53,7 @@ def percentiles(
     stored = held.lookup(distinct_hashes(groups))
     rows = change if stored is None else pa.concat_tables([cast_to(change, stored.schema), stored])
     group, rank = matched(rows.select(groups.column_names), groups), ranked(rows[name])
-    numbers = rows[name].cast(pa.float64(), safe=False).to_numpy()
+    numbers = rows[name].to_numpy()
     # order -0.0 before 0.0, so that the result doesn't depend on the order of arrival
     order = np.lexsort((~np.signbit(numbers), rank, group))
     order = order[np.searchsorted(group[order], 0) :]  # drop rows of other keys with the same hash
@@ -60,7 +74,7 @@ def percentiles(
 
 
 def _at(
-    fractions: Sequence[float],
+    fractions: Fractions,
     numbers: np.ndarray,
     counts: np.ndarray,
     group: np.ndarray,
@@ -79,7 +93,7 @@ def _at(
     total = np.diff(before)
     empty = total == 0
     found = []
-    for fraction in fractions:
+    for fraction in fractions.at:
         position = (total - 1) * fraction
         low, high = np.floor(position), np.ceil(position)
         # of each group the number that has this many before it
@@ -91,8 +105,12 @@ def _at(
         if not len(numbers):
             found.append(pa.nulls(groups, pa.float64()))
             continue
+        least, most = numbers[lower], numbers[higher]
         with np.errstate(invalid="ignore", over="ignore"):
-            between = (high - position) * numbers[lower] + (position - low) * numbers[higher]
-        result = np.where(lower == higher, numbers[lower], between)
+            if fractions.by_difference:
+                between = least + (position - low) * (most - least)
+            else:
+                between = (high - position) * least + (position - low) * most
+        result = np.where(least == most, least, between)
         found.append(pa.array(result, mask=empty))
     return found

@@ -11,6 +11,7 @@ from pyspark.sql.types import DoubleType, LongType, StructField
 
 from eddyline.operators.aggregate import SLOT, Reduce
 from eddyline.operators.base import numbered
+from eddyline.operators.percentiles import Fractions
 from eddyline.plan.build import PARTITION_BY_TIME, Build, Delta, until
 from eddyline.plan.eventtime import Bound, Expiry, attribute_bounds, key_bounds, projected
 from eddyline.plan.lanes import Placed
@@ -121,7 +122,9 @@ def _normalisable(keys: list[Expression], calls: list[LinearCall]) -> bool:
 def _reduced(build: Build, aggregation: _Aggregation) -> Delta:
     """Sum contributions in Spark, merge them into the groups in the operator, compute the results in Spark."""
     child, keys, names = aggregation.child, aggregation.keys, aggregation.names
-    measures, largest, fractions = aggregation.measures, aggregation.largest, aggregation.fractions
+    measures, largest = aggregation.measures, aggregation.largest
+    by_difference = build.catalyst.percentiles_by_difference
+    fractions = tuple(Fractions(at, by_difference) for at in aggregation.fractions)
     branches, shown_child = _branches(build, aggregation)
     united = _united(build, branches, names, aggregation.calls)
     sorted_ = (*numbered("x", len(largest)), *numbered("q", len(fractions)))

@@ -70,6 +70,11 @@ class Catalyst(Builder):
         return self.session.conf.get("spark.sql.ansi.enabled") == "true"
 
     @property
+    def percentiles_by_difference(self) -> bool:
+        """How this version of Spark computes a percentile between two numbers; see `Fractions`."""
+        return not pyspark.__version__.startswith(("4.1.", "4.2."))
+
+    @property
     def keeps_times(self) -> bool:
         """Whether the type TIME is switched on, without which Spark refuses most queries of such columns."""
         return self.session.conf.get("spark.sql.timeType.enabled", "false") == "true"

@@ -65,7 +65,11 @@ class LinearCall:
     def contributions(self) -> dict[str, str]:
         """SQL of what a row contributes to each accumulator, by column; the value if they are sorted."""
         value = self.values[0] if self.values else "null"
-        parts = ("if({on}, {v}, null)",) if self.is_sorted else self.kept.contributions
+        parts = self.kept.contributions
+        if self.is_extreme:
+            parts = ("if({on}, {v}, null)",)
+        elif self.kept.fractions:  # Arrow would round decimals otherwise than Spark
+            parts = ("if({on}, cast({v} as double), null)",)
         return {
             f"a{self.number}_{i}": part.format(on=self.counted, v=value)
             for i, part in enumerate(parts)
