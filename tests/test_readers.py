@@ -227,6 +227,27 @@ def test_readers_go_with_their_view(engine):
     assert len(committed_epochs(engine.files)) == 2
 
 
+def test_a_reader_does_not_go_on_with_another_view_of_the_name(engine):
+    view = engine.view("counts", QUERY)
+    advance(engine, 1)
+    view.changes(reader="r")
+    view.commit("r")
+    view.changes(reader="gone")
+    view.drop_reader("gone")
+    engine.drop("view", "counts")
+    view = engine.view("counts", QUERY)
+    last = advance(engine, 2)
+    assert "reader r has read a view counts that was dropped" in refused(
+        lambda: view.changes(reader="r")
+    )
+    assert engine.status()["readers"] == []
+    assert rows(view.changes(after=last, reader="r")) == []
+    assert [reader["epoch"] for reader in engine.status()["readers"]] == [last]
+    epoch = advance(engine, 2)
+    assert rows(view.changes(reader="r")) == [(2, 1, "delete", epoch), (2, 2, "append", epoch)]
+    assert len(rows(view.changes(reader="gone"))) == 4  # what was dropped begins anew
+
+
 @pytest.mark.parametrize("name", ["", "a/b", "..", "x" * 101])
 def test_a_reader_has_a_plain_name(engine, name):
     with pytest.raises(el.EngineError) as error:

@@ -134,7 +134,7 @@ CONDITIONS: dict[str, Condition] = {
     "CATALOG_CHANGED": Condition(USER, False, "Another engine has changed the catalog since it was read, perhaps that of a copied storage. Open the right storage."),
     "CATALOG_ELSEWHERE": Condition(USER, False, "The catalog of this storage is in the other kind of database. Set or clear EDDYLINE_CATALOG."),
     "CATALOG_UNAVAILABLE": Condition(ENVIRONMENT, True, "The database of the catalog can't be used. Mend the cause; nothing is half written."),
-    "CHANGES_EXPIRED": Condition(USER, False, "The changes asked for are no longer retained, or a view with other columns has replaced the one they belong to. Read a snapshot, and go on with the changes after its epoch; a reader with a name holds its epochs."),
+    "CHANGES_EXPIRED": Condition(USER, False, "The changes asked for are no longer retained, or the view they belong to was dropped, or replaced by one with other columns. Read a snapshot, and go on with the changes after its epoch; a reader with a name holds its epochs."),
     "DAMAGED_FILE": Condition(ENVIRONMENT, False, "A file of the storage is not what was written. Restore it from a copy."),
     "DAMAGED_MESSAGE": Condition(ENVIRONMENT, False, "A message of a queue on Kafka is not what was written. Restore the topic, or start a new application."),
     "DAMAGED_RUN": Condition(ENVIRONMENT, False, "A file of the state is not what was written. Restore it from a copy."),

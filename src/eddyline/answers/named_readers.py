@@ -40,10 +40,10 @@ def no_reader(view: str, reader: str) -> CatalogError:
     )
 
 
-def forget_readers(files: Files, view: str) -> None:
-    """Remove the readers of a view that was dropped."""
-    if files.exists(_folder(view)):
-        files.remove(_folder(view))
+def retire_readers(files: Files, view: str) -> None:
+    """Let the readers of a view that was dropped hold nothing; of another view with its name they get an error."""
+    for reader in files.names(_folder(view)):
+        reader_file(files, view, reader).retire()
 
 
 def readers_status(files: Files, catalog: Catalog, committed: Epoch) -> list[dict[str, Any]]:

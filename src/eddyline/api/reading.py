@@ -201,6 +201,9 @@ class Reading:
         workspace = self._workspace
         file = reader_file(workspace.files, entry.name, reader)
         known = file.cursor()
+        if after is None and file.retired:
+            why = f"reader {reader} has read a view {entry.name} that was dropped"
+            raise changes_expired(entry.name, 0, manifest.epoch, why)
         if after is None and known is not None:
             after = known.epoch
             followed = manifest.holder(ViewId(entry.id), known.epoch) or known.view

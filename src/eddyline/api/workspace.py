@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import TimestampNTZType, TimestampType
 
-from eddyline.answers.named_readers import forget_readers
+from eddyline.answers.named_readers import retire_readers
 from eddyline.answers.open_reads import OpenReads
 from eddyline.answers.results import Results
 from eddyline.answers.run_health import StoredHealth
@@ -374,7 +374,7 @@ class Workspace:
         self.sources.remove(entry)
         self.files.remove(f"{PIPELINES}/{entry.id}")  # after the pipeline has stopped
         if self.catalog.find(entry.name) is None:  # a view that replaces it takes over its readers
-            forget_readers(self.files, entry.name)
+            retire_readers(self.files, entry.name)
 
     def release(self) -> None:
         """Stop the sources, and release the lock of the storage."""

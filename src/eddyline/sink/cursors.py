@@ -18,6 +18,7 @@ _LOG = logging.getLogger("eddyline.sinks")
 
 SINKS, READERS = "sinks", "readers"
 CURSOR = "cursor.json"
+RETIRED = "retired.json"
 FORMAT_VERSION = 1
 LEFT_S = 3600.0
 """An unfinished file that is older was left by a crash; a younger one may be written now by another thread or process."""
@@ -74,6 +75,16 @@ class CursorFile:
         if cursor.until:
             document["until"] = cursor.until
         self.files.write_json(f"{self.folder}/{CURSOR}", document)
+        self.files.remove(f"{self.folder}/{RETIRED}")
+
+    def retire(self) -> None:
+        """Keep only that the follower has followed a view that was dropped: it needs no epochs any more."""
+        self.files.rename(f"{self.folder}/{CURSOR}", f"{self.folder}/{RETIRED}")
+
+    @property
+    def retired(self) -> bool:
+        """Whether the follower has last followed a view that was dropped."""
+        return self.files.exists(f"{self.folder}/{RETIRED}")
 
     def forget(self) -> None:
         """Remove the cursor: its follower needs no epochs any more."""
