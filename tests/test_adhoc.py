@@ -143,7 +143,7 @@ def test_a_bucket_may_have_no_runs(engine: el.Engine) -> None:
 
 
 def test_an_epoch_that_is_not_retained_is_told(engine: el.Engine) -> None:
-    with pytest.raises(StateError, match="not among the committed"):
+    with pytest.raises(StateError, match="999 is not committed; the last"):
         answer(engine, "SELECT * FROM people VERSION AS OF 999")
 
 

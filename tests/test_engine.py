@@ -604,7 +604,7 @@ def test_sql_reads_earlier_epochs_side_by_side(tmp_path, spark):
             t FOR VERSION AS OF {first + 1} WHERE t.k = 'a'
         """
         assert [tuple(row) for row in engine.sql(query).collect()] == [(1, 1)]
-        with pytest.raises(el.EddylineError, match="not among the committed") as caught:
+        with pytest.raises(el.EddylineError, match="999 is not committed; the last") as caught:
             engine.sql("SELECT * FROM n VERSION AS OF 999")
         assert caught.value.condition == "NO_SUCH_EPOCH"
         with pytest.raises(el.EddylineError, match="can't be kept live"):

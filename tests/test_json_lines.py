@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 import re
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -457,6 +459,17 @@ def spark() -> SparkSession:
 
 def test_a_line_is_read_alike_alone_and_beside_a_malformed_one(tmp_path: Path) -> None:
     assert differences(tmp_path, list(corpus())) == []
+
+
+@pytest.mark.parametrize("compressed", [gzip.compress, zlib.compress, pa.Codec("zstd").compress])
+def test_bytes_are_not_decompressed_that_no_name_calls_compressed(
+    tmp_path: Path, compressed: Callable[[bytes], bytes], spark: SparkSession
+) -> None:
+    path = tmp_path / "plain.json"
+    path.write_bytes(bytes(compressed(b'{"i": 1}\n{"i": 2}\n')))
+    decoder = JsonDecoder(SCHEMA, "UTC")
+    rows = [row for table in decoder.tables(path.read_bytes()) for row in table.to_pylist()]
+    assert rows == [row.asDict() for row in spark.read.schema(COLUMNS).json(str(path)).collect()]
 
 
 PLAIN = b'{"i": 1, "s": "k"}'

@@ -40,6 +40,7 @@ BY_POLARS = {
     pa.float32(): pl.Float64,
     pa.float64(): pl.Float64,
 }
+_COMPRESSED = (b"\x1f\x8b", b"x", b"(\xb5/\xfd")  # how files of gzip, zlib and zstd begin
 _STEP = 50  # bytes from one sample to the next
 
 _LITERAL = r"^(-?\d[\d.eE+-]*|true|false|[{\[][\s\S]*)$"
@@ -165,6 +166,8 @@ class JsonDecoder:
 
     def _leniently(self, block: bytes, breaks: np.ndarray[Any, Any]) -> pa.Table:
         """Decode a block by polars; ValueError or PolarsError if the result may differ from that of `_by_line`."""
+        if block.startswith(_COMPRESSED):
+            raise ValueError  # polars would decompress it
         frame = pl.read_ndjson(block, schema=self._wanted)
         if self._documents and frame.height != len(breaks):
             raise ValueError  # polars skips blank lines

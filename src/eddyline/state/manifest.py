@@ -424,12 +424,15 @@ def _parsed(body: bytes, name: str) -> dict[str, Any]:
 
 
 def _not_retained(files: Files, epoch: Epoch) -> StateError:
-    committed_epochs(files)  # raises if there is no storage any more
-    return StateError(
-        f"epoch {epoch} is not among the committed and retained epochs",
-        condition="NO_SUCH_EPOCH",
-        hint="ask for a later one, or raise the option retain_epochs",
-    )
+    last = max(committed_epochs(files), default=0)  # raises if there is no storage any more
+    if epoch > last:
+        why, hint = f"is not committed; the last epoch is {last}", f"ask for epoch {last}"
+    else:
+        why, hint = (
+            "is no longer retained",
+            "ask for a later one, or raise the option retain_epochs",
+        )
+    return StateError(f"epoch {epoch} {why}", condition="NO_SUCH_EPOCH", hint=hint)
 
 
 def _stored(document: dict[str, Any], crc: int, arrangements: Arrangements) -> Stored:
