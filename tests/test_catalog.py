@@ -115,6 +115,11 @@ def test_ids_are_never_used_again(store: CatalogStore, url: str) -> None:
     assert found.add(Entry("", VIEW, "b", "{}")).get("b").id == "v4"
 
 
+def test_a_name_of_another_kind_is_told() -> None:
+    with pytest.raises(CatalogError, match="no table named v Way out: v is a view; known: Übung"):
+        some().get("v", TABLE)
+
+
 def test_a_reader_sees_whole_catalogs_only(store: CatalogStore, url: str) -> None:
     """Another process reads all the time while 60 catalogs are written, or more until it has three."""
 

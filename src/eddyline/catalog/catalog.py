@@ -54,12 +54,13 @@ class Catalog:
         """Return the definition of a name; CatalogError if none of these kinds has it."""
         entry = self.find(name)
         if entry is None or (kinds and entry.kind not in kinds):
+            other = "" if entry is None else f"{name} is a {entry.kind}; "
             wanted = " or ".join(kinds) or "table, stream or view"
             known = ", ".join(e.name for e in self.entries if not kinds or e.kind in kinds)
             raise CatalogError(
                 f"there is no {wanted} named {name}",
                 condition="NOT_FOUND",
-                hint=f"known: {known or 'none yet'}",
+                hint=f"{other}known: {known or 'none yet'}",
             )
         return entry
 

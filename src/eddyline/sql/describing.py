@@ -19,16 +19,16 @@ from eddyline.sql.lexer import TokenCursor
 _KINDS = {**KINDS, "TABLE": ""}  # TABLE stands for any kind, as in Spark
 _LISTS = {f"{word}S": kind for word, kind in KINDS.items()}
 _QUERIES = QUERY_HEADS - {"TABLE"}
-_ONE_CATALOG = "leave it out: all names of an engine live side by side"
+ONE_CATALOG = "leave it out: all names of an engine live side by side"
 
 _OTHERS = {
-    "CATALOG": _ONE_CATALOG,
-    "DATABASE": _ONE_CATALOG,
+    "CATALOG": ONE_CATALOG,
+    "DATABASE": ONE_CATALOG,
     "DETAIL": "use DESCRIBE EXTENDED",
     "FUNCTION": "the functions are those of Spark, and of its session",
     "HISTORY": "read the changes of a view, or a SELECT with VERSION AS OF",
-    "NAMESPACE": _ONE_CATALOG,
-    "SCHEMA": _ONE_CATALOG,
+    "NAMESPACE": ONE_CATALOG,
+    "SCHEMA": ONE_CATALOG,
 }
 """What other systems describe, each with a way out."""
 
@@ -66,6 +66,9 @@ def parse_show(cursor: TokenCursor) -> Show | ShowColumns | ShowCreate:
     Raises:
         ScriptError: it isn't of this form.
     """
+    for word, way_out in _OTHERS.items():
+        if cursor.word() == f"{word}S":
+            cursor.refuse(f"SHOW {word}S", way_out)
     what = cursor.one_of(*_LISTS, "COLUMNS", "CREATE")
     if what == "COLUMNS":
         cursor.one_of("IN", "FROM")
@@ -120,4 +123,4 @@ def _kind(cursor: TokenCursor) -> str:
 
 def _refuse_catalog(cursor: TokenCursor) -> None:
     if cursor.word() in ("IN", "FROM"):
-        cursor.refuse(f"SHOW ... {cursor.word()} a database", _ONE_CATALOG)
+        cursor.refuse(f"SHOW ... {cursor.word()} a database", ONE_CATALOG)

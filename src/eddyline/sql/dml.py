@@ -16,6 +16,9 @@ def parse_delete(cursor: TokenCursor) -> Delete:
     cursor.expect("FROM")
     table = cursor.name("the name of the table")
     alias = _alias(cursor, "WHERE")
+    if "USING" in (cursor.word(-1), cursor.word()) and cursor.word() not in ("", "WHERE"):
+        way_out = "use WHERE EXISTS (SELECT ...), or MERGE ... WHEN MATCHED THEN DELETE"
+        cursor.refuse("DELETE ... USING", way_out)
     where = cursor.rest("the condition") if cursor.accept("WHERE") else None
     return Delete(table, where, alias, line=cursor.line)
 
@@ -134,12 +137,23 @@ def _assignments(cursor: TokenCursor, table: str, stop: str) -> tuple[tuple[str,
             item.at += 2
         column = item.name("a column name")
         item.expect("=")
+        _refuse_from(item)
         if column.lower() in found:
             cursor.fail(f"column {column} is set twice")
         found[column.lower()] = column, item.rest(f"the value of {column}")
     if not found:
         cursor.fail("no column is set")
     return tuple(found.values())
+
+
+def _refuse_from(item: TokenCursor) -> None:
+    """Refuse `value FROM other`: the rows of another table can't be named after the values."""
+    start = item.at
+    for word in item.outside_brackets(cases=True):
+        if word == "FROM" and item.word(-1) != "DISTINCT":
+            way_out = "use MERGE, or subqueries: SET c = (SELECT ...) WHERE EXISTS (SELECT ...)"
+            item.refuse("UPDATE ... FROM", way_out)
+    item.at = start
 
 
 def _inserted(cursor: TokenCursor) -> tuple[tuple[str, str], ...]:

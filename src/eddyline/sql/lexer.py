@@ -173,7 +173,7 @@ class TokenCursor:
         A closing bracket must follow; the end of the statement can stand for any other `stop`.
         """
         start = self.at
-        for word in self._outside(cases=stop in ("WHEN", "WHERE")):
+        for word in self.outside_brackets(cases=stop in ("WHEN", "WHERE")):
             if word in (",", stop):
                 yield self._item(start)
                 start = self.at + 1
@@ -187,7 +187,7 @@ class TokenCursor:
     def before(self, word: str, what: str) -> str:
         """Consume what comes before a word, and the word; return the text before it, which must not be empty."""
         start = self.at
-        for found in self._outside(cases=True):
+        for found in self.outside_brackets(cases=True):
             if found == word:
                 break
         else:
@@ -196,7 +196,7 @@ class TokenCursor:
         self.at += 1
         return text
 
-    def _outside(self, *, cases: bool) -> Iterator[str]:
+    def outside_brackets(self, *, cases: bool) -> Iterator[str]:
         """Yield each word that is in no brackets, then consume it.
 
         Args:

@@ -17,7 +17,7 @@ from eddyline.sql.constraints import (
     is_expectation,
     parse_expectation,
 )
-from eddyline.sql.describing import parse_describe, parse_show
+from eddyline.sql.describing import ONE_CATALOG, parse_describe, parse_show
 from eddyline.sql.dml import parse_delete, parse_merge, parse_truncate, parse_update, tables_before
 from eddyline.sql.expectations import Expectation
 from eddyline.sql.forms import (
@@ -48,6 +48,8 @@ from eddyline.sql.forms import (
 from eddyline.sql.lexer import TokenCursor, split
 from eddyline.sql.view_columns import parse_brackets, with_columns
 
+_FILES = "CREATE STREAM ... USING csv, json or parquet; or insert a DataFrame: table.insert(spark.read.csv(...))"
+
 WAYS_OUT = {
     "ALTER": "a table or stream has ADD COLUMNS (c type), DROP COLUMNS (c), RENAME COLUMN c TO d, ALTER COLUMN c TYPE "
     "type; a table also ALTER COLUMN c SET NOT NULL, DROP NOT NULL, SET DEFAULT e, DROP DEFAULT; a stream also DROP "
@@ -55,16 +57,21 @@ WAYS_OUT = {
     "ANALYZE": "leave it out: statistics of rows aren't used",
     "BEGIN": "write the statements one after another, without BEGIN and END",
     "CACHE": "leave it out: the result of a view is stored already",
+    "COPY": _FILES,
+    "DATABASE": ONE_CATALOG,
     "DECLARE": "write the value into the statements, or fill in their text with Python",
     "EXECUTE": "write the statement out, or fill in its text with Python",
     "FUNCTION": "CREATE TEMPORARY FUNCTION name(a INT) RETURNS INT RETURN expression, in each script that uses it",
+    "INDEX": "leave it out: state is kept by the keys that views look up",
+    "LOAD": _FILES,
     "OPTIMIZE": "leave it out: stored rows are compacted as epochs run",
     "REFRESH": "leave it out: a view is always up to date with the last committed epoch",
+    "SCHEMA": ONE_CATALOG,
     "STREAMING": "use CREATE STREAM; CREATE FLOW ... AS AUTO CDC INTO creates its target",
     "SET": "give Eddyline's settings as Options or EDDYLINE_* variables, Spark's to its session",
     "WITH": "put it into the subquery: WHERE k IN (WITH w AS (...) SELECT k FROM w)",
     "TEMPORARY": "CREATE VIEW, which is kept live until it is dropped; or WITH, for one query",
-    "USE": "leave it out: all names of an engine live side by side",
+    "USE": ONE_CATALOG,
     "VACUUM": "leave it out: files that no retained epoch needs are removed as epochs run",
 }
 """Refused statements and objects of other SQL systems, each with what to do instead."""
@@ -179,6 +186,10 @@ def _create(cursor: TokenCursor) -> Statement:
 def _create_table(
     cursor: TokenCursor, name: str, if_not_exists: bool
 ) -> CreateTable | CreateTableAs:
+    if cursor.word() == "LIKE":
+        cursor.refuse(
+            "LIKE", "AS SELECT * FROM the other WHERE false, or the text of SHOW CREATE TABLE"
+        )
     if cursor.accept("AS"):
         return CreateTableAs(name, _query(cursor), if_not_exists, line=cursor.line)
     refuse_clauses(cursor, "TABLE")
@@ -318,10 +329,17 @@ def _insert(cursor: TokenCursor) -> Insert:
     if cursor.word() == "TABLE" and cursor.word(1) not in QUERY_HEADS:
         cursor.accept("TABLE")
     table = cursor.name("the name of the table")
+    if cursor.word() == "REPLACE":
+        cursor.refuse("REPLACE WHERE", "DELETE FROM the table WHERE ..., then INSERT INTO it")
     by_name = cursor.accept("BY", "NAME")
     is_query = cursor.word(1) in QUERY_HEADS and cursor.word(2) not in (",", ")")
     has_columns = cursor.word() == "(" and not (is_query or by_name)
     columns = cursor.names() if has_columns else None
+    for ahead in range(len(cursor.tokens) - cursor.at):
+        words = [cursor.word(ahead + place) for place in range(3)]
+        if words in (["ON", "CONFLICT", "DO"], ["ON", "CONFLICT", "("], ["ON", "DUPLICATE", "KEY"]):
+            way_out = "leave it out: a row replaces that of its PRIMARY KEY; or use MERGE"
+            cursor.refuse(" ".join(words[:2]), way_out)
     return Insert(table, columns, _query(cursor), by_name, overwrite, line=cursor.line)
 
 
