@@ -286,7 +286,7 @@ def valid(engine: el.Engine, tmp_path: Path) -> dict[str, dict[str, Any]]:
         "on_progress": {"callback": print},
         "on_error": {"callback": print},
         "execute": {"script": "SELECT 1"},
-        "sql": {"query": "SELECT 1", "confined": False},
+        "sql": {"query": "SELECT 1", "args": None, "confined": False},
         "snapshot": {"name": "v", "epoch": None},
         "sink": {"name": "k", "view": "v", "format": "csv"},
         "explain": {"name_or_query": "v", "stage": "dag"},
@@ -301,6 +301,7 @@ def valid(engine: el.Engine, tmp_path: Path) -> dict[str, dict[str, Any]]:
 
 # what may be given although it looks wrong: method, parameter, values
 ALLOWED: dict[tuple[str, str], list[Any]] = {
+    ("sql", "args"): [None, [], {}, [1.5], [None]],  # more values than parameters, as in Spark
     ("sql", "confined"): [True],
     ("table", "primary_key"): [[], (), ""],
     ("stream", "op"): [None],

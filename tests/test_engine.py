@@ -8,6 +8,7 @@ import math
 import threading
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -609,6 +610,26 @@ def test_sql_reads_earlier_epochs_side_by_side(tmp_path, spark):
         assert caught.value.condition == "NO_SUCH_EPOCH"
         with pytest.raises(el.EddylineError, match="can't be kept live"):
             engine.view("old", f"SELECT * FROM t VERSION AS OF {first}")
+
+
+def test_queries_have_parameters_as_in_spark(tmp_path: Path, spark: SparkSession) -> None:
+    with el.Engine(str(tmp_path / "storage"), spark) as engine:
+        table = engine.table("t", "k INT, v STRING")
+        engine.view("counts", "SELECT v, count(*) AS n FROM t GROUP BY v")
+        table.insert([(1, "it's"), (2, "x"), (3, "x")])
+        epoch = engine.advance()
+
+        def found(query: str, args: Any) -> list[tuple[Any, ...]]:
+            return sorted(map(tuple, engine.sql(query, args).collect()))
+
+        assert found("SELECT k FROM t WHERE v = :v", {"v": "it's"}) == [(1,)]
+        assert found("SELECT n FROM counts JOIN t USING (v) WHERE k > ?", [1]) == [(2,), (2,)]
+        assert found(f"SELECT n FROM counts VERSION AS OF {epoch} WHERE n > :n", {"n": 1}) == [(2,)]
+        assert found("SELECT max(n) FROM IDENTIFIER(:name)", {"name": "counts"}) == [(2,)]
+        with pytest.raises(el.QueryError, match="its value in args"):
+            engine.sql("SELECT k FROM t WHERE v = :v", {"w": 1})
+        with pytest.raises(el.QueryError, match="needs it as a literal"):
+            engine.view("v", "SELECT k FROM t WHERE v = :v")
 
 
 def test_streams_are_attached_between_epochs(engine, monkeypatch):

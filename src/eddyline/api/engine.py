@@ -23,7 +23,7 @@ from eddyline.api.expecting import Expecting
 from eddyline.api.handles import Name, Sink, Stream, Table, View, name_of
 from eddyline.api.observing import Monitored
 from eddyline.api.pipeline import Pipeline
-from eddyline.api.reading import Reading
+from eddyline.api.reading import Parameters, Reading
 from eddyline.api.rebucketing import rebucket
 from eddyline.api.run_loop import RunLoop
 from eddyline.api.script import run_script
@@ -296,13 +296,13 @@ class Engine(ChangeFlows, Monitored, Served):
         """
         return run_script(self, script)
 
-    def sql(self, query: str, *, confined: bool = False) -> DataFrame:
+    def sql(self, query: str, args: Parameters = None, *, confined: bool = False) -> DataFrame:
         """Run ad hoc SQL over tables, streams and views, all as of the last committed epoch.
 
-        `name VERSION AS OF epoch` reads an earlier epoch, as long as that is retained. `confined` is for queries
-        of strangers: files, other tables, scripts and calls of Java are refused (NOT_ALLOWED).
+        `name VERSION AS OF epoch` reads an earlier epoch, as long as that is retained. `args` are the values of `:name`
+        or `?`, as Spark's `sql` takes them. `confined` is for queries of strangers: no files, other tables, scripts, Java.
         """
-        return self._reading.sql(query, confined=confined)
+        return self._reading.sql(query, args, confined=confined)
 
     def snapshot(self, name: Name, epoch: int | None = None) -> DataFrame:
         """Read a table or view as of the last committed epoch, or an earlier retained one."""

@@ -81,7 +81,7 @@ class Table:
             [(1, 'tea'), (2, 'coffee'), (3, None), (4, 'tea')]
             >>> orders.insert([(5, "tea", 2.5)])  # doctest: +ELLIPSIS
             Traceback (most recent call last):
-            eddyline.errors.DataError: [WRONG_WIDTH] a row has 3 values, the table has 2 columns...
+            eddyline.errors.DataError: [WRONG_WIDTH] a row has 3 values for 2 columns...
             >>> engine.stop()
         """
         self._writing.write(self.name, [(APPEND, rows)])

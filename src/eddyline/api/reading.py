@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -29,6 +29,9 @@ from eddyline.spark.failures import query_errors
 from eddyline.sql.dialect import extract_versions, remove_emit_final, window_notes
 from eddyline.sql.names import quoted
 from eddyline.state.manifest import Manifest, committed_epochs, read_manifest
+
+Parameters: TypeAlias = dict[str, Any] | list[Any] | None
+"""Values of the parameters of a query: by name for `:name`, in order for `?`."""
 
 
 class _Views(ExitStack):
@@ -54,7 +57,7 @@ class Reading:
         """Return the definition of a name; CatalogError if none of this kind exists."""
         return self._workspace.catalog.get(name, kind)
 
-    def sql(self, query: str, *, confined: bool) -> DataFrame:
+    def sql(self, query: str, args: Parameters, *, confined: bool) -> DataFrame:
         """Run an ad hoc query; see `Engine.sql`."""
         workspace = self._workspace
         query, earlier = extract_versions(query)
@@ -66,7 +69,9 @@ class Reading:
                 views.add(alias, self._snapshot(session, name, epoch))
             # by relation that the query may not read, why; its name may also be that of a column
             unread: dict[str, EddylineError] = {}
-            for name in workspace.compiler.mentioned(query, catalog):
+            values = args.values() if isinstance(args, dict) else args or ()
+            text = " ".join([query, *map(str, values)])  # of IDENTIFIER(:name)
+            for name in workspace.compiler.mentioned(text, catalog):
                 entry = catalog.get(name)
                 if (failure := manifest.failing.get(ViewId(entry.id))) is not None:
                     unread[name] = view_failing(failure)
@@ -83,7 +88,7 @@ class Reading:
                     if confined:
                         known = [entry.name for entry in catalog.entries]
                         check_confined(workspace.compiler.catalyst, query, [*known, *earlier])
-                    return session.sql(query)
+                    return session.sql(query, args)
             except QueryError as error:
                 if not unread:
                     raise

@@ -50,7 +50,7 @@ _WAYS_OUT = {
     "CAST_OVERFLOW": _CORRECT_VALUES,
     "INVALID_INLINE_TABLE.FAILED_SQL_EXPRESSION_EVALUATION": _CORRECT_VALUES,
     "INVALID_TYPED_LITERAL": _CORRECT_VALUES,
-    "UNBOUND_SQL_PARAMETER": "write the value into the query, as a literal",
+    "UNBOUND_SQL_PARAMETER": "give engine.sql its value in args; a view needs it as a literal",
     "UNRESOLVED_ROUTINE": "correct the query, or define the function in this session: CREATE TEMPORARY FUNCTION, or spark.udf.register",
     "UNSUPPORTED_FEATURE.TIME_TRAVEL": "name an epoch: VERSION AS OF 12, in a query that isn't a view's",
 }
