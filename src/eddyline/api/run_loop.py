@@ -125,9 +125,8 @@ class RunLoop:
         self.measure_lags(EVERY_S)
         if unread:  # all other input has been processed
             first, *others = unread
-            first.__notes__ = list(
-                map(str, others)
-            )  # an error may be raised again by the next call
+            # set, not added: the next call may raise the same error
+            first.__notes__ = list(map(str, others))
             raise first
         return epoch
 

@@ -185,14 +185,12 @@ def _array(values: list[Any], field: pa.Field, relation: str) -> pa.Array:
     try:
         _check_values(values, field.type, field.name, relation)
         return pa.array(_with_moments(values, field.type), field.type)
-    except TypeError as error:  # Arrow's tells what types it expected, and not of which value
-        odd = (v for v in values if v is not None and not isinstance(v, str | bytes))
-        if not pa.types.is_string(field.type) or (value := next(odd, None)) is None:
-            raise _unfit(relation, field, error) from error
-        what = f"{value!r:.100} is of the type {type(value).__name__}"
-        raise _unfit(relation, field, what) from error
-    except (pa.ArrowException, OverflowError, ValueError) as error:
-        raise _unfit(relation, field, error) from error
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        why: object = error
+        if pa.types.is_string(field.type):  # Arrow doesn't tell which value it is
+            others = (v for v in values if v is not None and not isinstance(v, str | bytes))
+            why = next((f"{v!r:.100} is of the type {type(v).__name__}" for v in others), error)
+        raise _unfit(relation, field, why) from error
 
 
 def _with_moments(values: list[Any], kind: pa.DataType) -> list[Any]:
