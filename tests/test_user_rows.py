@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -92,6 +93,14 @@ def test_what_arrow_would_change_is_refused(column: str, value: Any) -> None:
         stored(column, value)
     assert error.value.condition == "WRONG_TYPE"
     assert f"column {column} " in str(error.value)
+
+
+def test_decimals_of_tables_become_the_nearest_doubles() -> None:
+    values = [Decimal(number).scaleb(-2) for number in range(-20_000, 20_000)]
+    found = as_arrow(
+        pa.table({"d": values}), pa.schema({"d": pa.float64()}), relation="r", zone="UTC"
+    )
+    assert found["d"].to_pylist() == [float(value) for value in values]
 
 
 def test_a_value_that_is_no_text_is_named() -> None:

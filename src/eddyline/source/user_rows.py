@@ -152,6 +152,8 @@ def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     """Cast a column; also one with null structs whose fields can't be null, which Arrow doesn't cast."""
     if column.type == kind:
         return column
+    if pa.types.is_decimal(column.type) and pa.types.is_floating(kind):
+        column = column.cast(pa.string())  # Arrow's own cast is off by the last bit for some
     try:
         return column.cast(kind)
     except pa.ArrowInvalid:
