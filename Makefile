@@ -67,10 +67,11 @@ setup:
 	@$(MAKE) --no-print-directory -j 2 environment services
 
 environment: $(VENV)/.installed-dev $(VENV)/.warm
+	@:
 
 # One after the other: apt has one lock.
 services:
-	@for service in postgresql chromium prometheus nginx goaccess kafka; do $(MAKE) --no-print-directory $$service; done
+	@for service in postgresql chromium prometheus nginx goaccess kafka; do $(MAKE) --silent --no-print-directory $$service; done
 
 # The tests start Spark often: with an archive of its classes 3.5 seconds faster.
 $(VENV)/.warm: $(VENV)/.installed-dev
