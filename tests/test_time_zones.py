@@ -288,3 +288,32 @@ def test_rows_that_were_read_are_deleted_where_the_machine_has_another_zone(
         table.delete(rows)
         engine.advance()
         assert engine.sql("SELECT * FROM t").count() == 0
+
+
+def test_the_types_of_times_stay_where_timestamp_means_one_without_a_zone(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    session = cloned(spark, **{"spark.sql.timestampType": "TIMESTAMP_NTZ", ZONE: "Europe/Berlin"})
+    with el.Engine(str(tmp_path / "storage"), session) as engine:
+        engine.execute(
+            """
+            CREATE TABLE t (id INT PRIMARY KEY, dt DATE, ts TIMESTAMP_LTZ, n TIMESTAMP_NTZ);
+            CREATE VIEW joined AS SELECT a.id, b.id AS other, b.ts FROM t a LEFT JOIN t b ON a.dt = b.ts;
+            CREATE VIEW extremes AS SELECT dt, max(ts) AS latest, min(n) AS n, count(DISTINCT ts) AS c FROM t GROUP BY dt;
+            CREATE VIEW running AS SELECT id, max(ts) OVER (ORDER BY id) AS latest FROM t;
+            INSERT INTO t VALUES (1, DATE'2024-01-01', TIMESTAMP_LTZ'2024-01-01 00:00:00', TIMESTAMP'2024-01-01'),
+                (2, DATE'2024-07-01', TIMESTAMP_LTZ'2024-07-01 00:00:00', NULL), (3, NULL, NULL, NULL)
+            """
+        )
+        engine.advance()
+        engine.execute(
+            "UPDATE t SET ts = TIMESTAMP_LTZ'2024-01-01 00:00:00', n = now() WHERE id = 2"
+        )
+        engine.advance()
+        assert engine.verify()
+        assert sorted((r.id, r.other) for r in engine.snapshot("joined").collect()) == [
+            (1, 1), (1, 2), (2, None), (3, None)
+        ]  # fmt: skip
+        types = dict(engine.snapshot("extremes").dtypes)
+        assert (types["latest"], types["n"]) == ("timestamp", "timestamp_ntz")
+        assert engine.sql("SELECT count(DISTINCT ts) FROM t").first()[0] == 1

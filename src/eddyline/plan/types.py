@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyspark.sql import DataFrame
-from pyspark.sql.types import ArrayType, DataType, MapType, NullType, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    MapType,
+    NullType,
+    StructType,
+    TimestampType,
+)
 
 from eddyline.sql.names import literal, quoted
 
@@ -19,6 +26,8 @@ def sql_type(data_type: DataType) -> str:
         return f"array<{sql_type(data_type.elementType)}>"
     if isinstance(data_type, MapType):
         return f"map<{sql_type(data_type.keyType)}, {sql_type(data_type.valueType)}>"
+    if isinstance(data_type, TimestampType):
+        return "timestamp_ltz"  # what `timestamp` stands for is a setting
     return data_type.simpleString()
 
 
