@@ -97,10 +97,14 @@ def test_what_arrow_would_change_is_refused(column: str, value: Any) -> None:
 
 def test_decimals_of_tables_become_the_nearest_doubles() -> None:
     values = [Decimal(number).scaleb(-2) for number in range(-20_000, 20_000)]
-    found = as_arrow(
-        pa.table({"d": values}), pa.schema({"d": pa.float64()}), relation="r", zone="UTC"
-    )
-    assert found["d"].to_pylist() == [float(value) for value in values]
+    doubles = pa.schema({"d": pa.float64()})
+    for given in (pa.array(values), pa.array(values).dictionary_encode()):
+        found = as_arrow(pa.table({"d": given}), doubles, relation="r", zone="UTC")
+        assert found["d"].to_pylist() == [float(value) for value in values]
+    given = pa.table({"s": [[{"x": value}] for value in values]})
+    nested = pa.schema({"s": pa.list_(pa.struct({"x": pa.float64()}))})
+    found = as_arrow(given, nested, relation="r", zone="UTC")
+    assert found["s"].to_pylist() == [[{"x": float(value)}] for value in values]
 
 
 def test_a_value_that_is_no_text_is_named() -> None:

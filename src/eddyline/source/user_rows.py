@@ -113,15 +113,18 @@ def _from_table(
         column = rows[field.name]
         _check_fields(column.type, field.type, field.name, relation)
         try:
-            columns.append(_cast(_in_zone(column, field.type, zone), field.type))
+            columns.append(_cast(_as_spark_casts(column, field.type, zone), field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise _unfit(relation, field, error) from error
     return pa.table(columns, schema=schema)
 
 
-def _in_zone(column: pa.ChunkedArray, kind: pa.DataType, zone: str) -> pa.ChunkedArray:
-    """Return moments as local times, or local times as moments, if a type wants them, as Spark's cast does."""
-    if not holds(kind, pa.types.is_timestamp) or not column.num_chunks:
+def _as_spark_casts(column: pa.ChunkedArray, kind: pa.DataType, zone: str) -> pa.ChunkedArray:
+    """Return moments as local times, local times as moments, and decimals as doubles, if a type wants them.
+
+    Arrow's cast takes another time zone, and multiplies decimals by inexact powers of ten.
+    """
+    if not holds(kind, _is_cast_otherwise) or not column.num_chunks:
         return column
 
     def there(array: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -135,6 +138,8 @@ def _in_zone(column: pa.ChunkedArray, kind: pa.DataType, zone: str) -> pa.Chunke
                 return pc.assume_timezone(array, zone, ambiguous="earliest", nonexistent="latest")
             if given.tz is not None and kind.tz is None:
                 return pc.local_timestamp(array.cast(pa.timestamp(given.unit, zone)))
+        elif pa.types.is_decimal(given) and pa.types.is_floating(kind):
+            return array.cast(pa.string()).cast(kind)
         elif pa.types.is_struct(given) and pa.types.is_struct(kind):
             return with_inner(
                 array, lambda one, n: there(one, kind.field(given.field(n).name).type)
@@ -148,12 +153,14 @@ def _in_zone(column: pa.ChunkedArray, kind: pa.DataType, zone: str) -> pa.Chunke
     return pa.chunked_array([there(chunk, kind) for chunk in column.chunks])
 
 
+def _is_cast_otherwise(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_floating(kind))
+
+
 def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     """Cast a column; also one with null structs whose fields can't be null, which Arrow doesn't cast."""
     if column.type == kind:
         return column
-    if pa.types.is_decimal(column.type) and pa.types.is_floating(kind):
-        column = column.cast(pa.string())  # Arrow's own cast is off by the last bit for some
     try:
         return column.cast(kind)
     except pa.ArrowInvalid:
