@@ -57,7 +57,7 @@ class Reading:
         """Return the definition of a name; CatalogError if none of this kind exists."""
         return self._workspace.catalog.get(name, kind)
 
-    def sql(self, query: str, args: Parameters, *, confined: bool) -> DataFrame:
+    def sql(self, query: str, args: Parameters = None, *, confined: bool) -> DataFrame:
         """Run an ad hoc query; see `Engine.sql`."""
         workspace = self._workspace
         query, earlier = extract_versions(query)

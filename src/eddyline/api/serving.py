@@ -77,7 +77,7 @@ class Served:
                 additions=additions,
                 explain=self._known_plan,
                 health=self._running.health,
-                sql=lambda query: self._reading.sql(query, None, confined=True),
+                sql=lambda query: self._reading.sql(query, confined=True),
             ).start()
             self._epochs.reporting.callbacks.append(
                 lambda done: console.observe(done.epoch, done.seconds)

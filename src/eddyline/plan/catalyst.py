@@ -32,6 +32,7 @@ from eddyline.plan.logical import (
 from eddyline.spark.session import EXCLUDED_RULES, active, given_to_tasks, task_settings
 
 KNOWN_VERSIONS = ("4.1", "4.2", "4.3")
+_VERSION = ".".join(pyspark.__version__.split(".")[:2])
 
 _STATEMENTS = ("Command", "ParsedStatement")
 _ASKING = (
@@ -54,8 +55,7 @@ class Catalyst(Builder):
     """Reads and builds logical plans in one Spark session."""
 
     def __init__(self, session: SparkSession) -> None:
-        version = ".".join(pyspark.__version__.split(".")[:2])
-        if version not in KNOWN_VERSIONS:
+        if _VERSION not in KNOWN_VERSIONS:
             raise EngineError(
                 f"PySpark {pyspark.__version__} is not among the known versions",
                 condition="UNKNOWN_SPARK_VERSION",
@@ -72,7 +72,7 @@ class Catalyst(Builder):
     @property
     def percentiles_by_difference(self) -> bool:
         """How this version of Spark computes a percentile between two numbers; see `Fractions`."""
-        return not pyspark.__version__.startswith(("4.1.", "4.2."))
+        return _VERSION not in ("4.1", "4.2")
 
     @property
     def keeps_times(self) -> bool:

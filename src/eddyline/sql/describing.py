@@ -66,9 +66,9 @@ def parse_show(cursor: TokenCursor) -> Show | ShowColumns | ShowCreate:
     Raises:
         ScriptError: it isn't of this form.
     """
-    for word, way_out in _OTHERS.items():
-        if cursor.word() == f"{word}S":
-            cursor.refuse(f"SHOW {word}S", way_out)
+    word = cursor.word()
+    if word.endswith("S") and word[:-1] in _OTHERS:
+        cursor.refuse(f"SHOW {word}", _OTHERS[word[:-1]])
     what = cursor.one_of(*_LISTS, "COLUMNS", "CREATE")
     if what == "COLUMNS":
         cursor.one_of("IN", "FROM")

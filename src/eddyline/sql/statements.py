@@ -76,6 +76,8 @@ WAYS_OUT = {
 }
 """Refused statements and objects of other SQL systems, each with what to do instead."""
 
+_ON_KEYS = (("ON", "CONFLICT", "DO"), ("ON", "CONFLICT", "("), ("ON", "DUPLICATE", "KEY"))
+
 _COLUMNS_FIRST = "CREATE TABLE with the columns and the key, then INSERT INTO it"
 
 _DEFAULT_WAY_OUT = (
@@ -111,8 +113,12 @@ def _statement(cursor: TokenCursor) -> Statement:
     return statement
 
 
-def _query(cursor: TokenCursor) -> str:
-    """Return the rest of the statement verbatim; refuse clauses that Spark would misread."""
+def _query(cursor: TokenCursor, *, inserted: bool = False) -> str:
+    """Return the rest of the statement verbatim; refuse clauses that Spark would misread.
+
+    Args:
+        inserted: the rows are those of an INSERT.
+    """
     if cursor.word() not in QUERY_HEADS:
         cursor.fail(f"a query is expected {cursor.place()}")
     start = cursor.at
@@ -125,6 +131,9 @@ def _query(cursor: TokenCursor) -> str:
             )
         if pair in (("INSERT", "INTO"), ("INSERT", "OVERWRITE")):
             cursor.refuse("a query before INSERT", "put the query after INSERT INTO the table")
+        if pair[0] == "ON" and inserted and (*pair, cursor.word(2)) in _ON_KEYS:
+            way_out = "leave it out: a row replaces that of its PRIMARY KEY; or use MERGE"
+            cursor.refuse(" ".join(pair), way_out)
         cursor.at += 1
     return cursor.slice(start, cursor.at)
 
@@ -335,12 +344,8 @@ def _insert(cursor: TokenCursor) -> Insert:
     is_query = cursor.word(1) in QUERY_HEADS and cursor.word(2) not in (",", ")")
     has_columns = cursor.word() == "(" and not (is_query or by_name)
     columns = cursor.names() if has_columns else None
-    for ahead in range(len(cursor.tokens) - cursor.at):
-        words = [cursor.word(ahead + place) for place in range(3)]
-        if words in (["ON", "CONFLICT", "DO"], ["ON", "CONFLICT", "("], ["ON", "DUPLICATE", "KEY"]):
-            way_out = "leave it out: a row replaces that of its PRIMARY KEY; or use MERGE"
-            cursor.refuse(" ".join(words[:2]), way_out)
-    return Insert(table, columns, _query(cursor), by_name, overwrite, line=cursor.line)
+    query = _query(cursor, inserted=True)
+    return Insert(table, columns, query, by_name, overwrite, line=cursor.line)
 
 
 def _session_function(cursor: TokenCursor, *, created: bool) -> SessionFunction:
