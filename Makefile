@@ -27,7 +27,7 @@ test: setup ## the whole default test suite
 test-all: setup ## the same and the slow tests
 	$(BIN)/pytest -q -n 2 --dist loadfile -m ""
 
-check: setup lint ## lint, types, import contracts and the fast tests: no JVM, under a minute
+check: environment services lint ## lint, types, import contracts and the fast tests: no JVM, under a minute
 	$(BIN)/pytest -q -m "not spark and not kafka and not slow"
 
 lint: $(VENV)/.installed-dev ## lint, types and import contracts alone
