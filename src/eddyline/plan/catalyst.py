@@ -32,7 +32,6 @@ from eddyline.plan.logical import (
 from eddyline.spark.session import EXCLUDED_RULES, active, given_to_tasks, task_settings
 
 KNOWN_VERSIONS = ("4.1", "4.2", "4.3")
-_VERSION = ".".join(pyspark.__version__.split(".")[:2])
 
 _STATEMENTS = ("Command", "ParsedStatement")
 _ASKING = (
@@ -55,7 +54,8 @@ class Catalyst(Builder):
     """Reads and builds logical plans in one Spark session."""
 
     def __init__(self, session: SparkSession) -> None:
-        if _VERSION not in KNOWN_VERSIONS:
+        self._version = ".".join(pyspark.__version__.split(".")[:2])
+        if self._version not in KNOWN_VERSIONS:
             raise EngineError(
                 f"PySpark {pyspark.__version__} is not among the known versions",
                 condition="UNKNOWN_SPARK_VERSION",
@@ -72,7 +72,7 @@ class Catalyst(Builder):
     @property
     def percentiles_by_difference(self) -> bool:
         """How this version of Spark computes a percentile between two numbers; see `Fractions`."""
-        return _VERSION not in ("4.1", "4.2")
+        return self._version not in ("4.1", "4.2")
 
     @property
     def keeps_times(self) -> bool:
