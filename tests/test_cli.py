@@ -282,7 +282,7 @@ def test_growing_state_is_one_short_line_for_each_view(capsys: pytest.CaptureFix
     )
 
 
-def test_verbose_shows_the_log_of_the_package(
+def test_run_shows_warnings_of_the_log_and_verbose_all_of_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = tmp_path / "a.sql"
@@ -291,17 +291,18 @@ def test_verbose_shows_the_log_of_the_package(
     @contextmanager
     def engine(_: str) -> Iterator[None]:
         logging.getLogger("eddyline.somewhere").info("all is well")
+        logging.getLogger("eddyline.somewhere").warning("all but one")
         raise EddylineError("no", condition="NO")
         yield
 
-    for flags, words in (([], ""), (["-v"], "INFO eddyline.somewhere: all is well\n")):
+    for flags in ([], ["-v"]):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("signal.signal", lambda *_: None)
             patch.setattr("eddyline.cli.run.open_engine", engine)
             assert main(["run", str(script), "--storage", str(tmp_path), *flags]) == 2
         shown = capsys.readouterr().err
-        assert shown.endswith(f"{words}eddyline: [NO] no\n")
-        assert ("all is well" in shown) == bool(words)
+        assert shown.endswith("WARNING eddyline.somewhere: all but one\neddyline: [NO] no\n")
+        assert ("INFO eddyline.somewhere: all is well\n" in shown) == bool(flags)
 
 
 def eddyline(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import eddyline as el
+from eddyline.cli.commands import main
 from eddyline.source import files as source
 
 pytestmark = pytest.mark.spark
@@ -190,7 +192,11 @@ READ_BY_SPARK = {
 
 @pytest.mark.parametrize("read", READ_BY_SPARK)
 def test_a_file_on_which_spark_fails_is_left_out(
-    tmp_path: Path, spark: SparkSession, caplog: pytest.LogCaptureFixture, read: str
+    tmp_path: Path,
+    spark: SparkSession,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    read: str,
 ) -> None:
     columns, kind, options = READ_BY_SPARK[read]
     folder = tmp_path / "in"
@@ -233,6 +239,10 @@ def test_a_file_on_which_spark_fails_is_left_out(
             "f.gz",
         }
         assert "EOFException" in stream["set_aside"][str(folder / "f.gz")]
+        assert main(["status", "--storage", path]) == 0
+        shown = re.search(r"^s +\S*/f\.gz +(.*)$", capsys.readouterr().out, re.MULTILINE)
+        assert shown
+        assert "EOFException" in shown[1]
         write("g.txt", 5)
         assert rows(engine) == [1, 3, 4, 5]
         for name in stream["set_aside"]:

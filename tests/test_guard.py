@@ -159,7 +159,7 @@ def test_configuration_gives_the_rows_of_the_rules(tmp_path):
         ("capacity: many", "capacity: 'many' isn't allowed"),
         ("capacity: -1", "capacity: -1 isn't allowed"),
         ("dry_run: perhaps", "dry_run: 'perhaps' isn't allowed"),
-        ("rules: {}", "rules.rules: there are no rules"),
+        ("rules: {}", ".yml: rules: there are no rules"),
         ("rules: [a]", "rules: it isn't a mapping"),
         ("rules: {a: {by: host}}", "rules.a.by: 'host' isn't allowed"),
         ("rules: {a: {by: address, metric: pages, window: 7 s}}", "rules.a.window: there are no"),

@@ -63,6 +63,7 @@ SINKS = {
     "error": "error",
 }
 READERS = ("reader", "view", "epoch", "behind")
+SET_ASIDE = {"stream": "stream", "file": "file that is set aside", "why": "why"}
 FILLINGS = {
     "view": "view being filled",
     "rows_read": "rows read",
@@ -274,7 +275,13 @@ def _status(args: argparse.Namespace) -> int:
         for item in status["fillings"]
     ]
     pipelines = [{**item, "lag": lag_text(item.get("lag", {}))} for item in status["pipelines"]]
+    aside = [
+        {"stream": item["name"], "file": path, "why": _shortened(why)}
+        for item in sources
+        for path, why in item.get("set_aside", {}).items()
+    ]
     tables = (
+        (SET_ASIDE, aside),
         (FILLINGS, fillings),
         (PIPELINES, pipelines),
         (

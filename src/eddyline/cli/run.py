@@ -34,8 +34,9 @@ def add_to(commands: Commands) -> None:
             help=f"serve {what} clients on this port of 127.0.0.1; without PORT: any that is free",
         )  # fmt: skip
     parser.add_argument(
-        "-v", "--verbose", action="store_true", help="log what the engine does, on standard error"
-    )
+        "-v", "--verbose", action="store_true",
+        help="log all that the engine does on standard error, not only warnings",
+    )  # fmt: skip
     add_storage(parser)
     add_format(parser)
 
@@ -74,16 +75,13 @@ def _say_address(out: Output, what: str, url: str) -> None:
 
 @contextmanager
 def _logging(verbose: bool) -> Iterator[None]:
-    """Show the package's log from INFO on, on standard error."""
-    if not verbose:
-        yield
-        return
+    """Show the package's log on standard error: from INFO on, or its warnings and errors."""
     log = logging.getLogger("eddyline")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     level = log.level
     log.addHandler(handler)
-    log.setLevel(logging.INFO)
+    log.setLevel(logging.INFO if verbose else logging.WARNING)
     try:
         yield
     finally:

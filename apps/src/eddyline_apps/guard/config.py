@@ -292,7 +292,7 @@ def _rules(section: Section, *, any_window: bool) -> tuple[Rule, ...]:
         _rule(name, section.section(name), any_window=any_window) for name in section.values
     )
     if not rules:
-        raise section.wrong("rules", "there are no rules", "give one at least")
+        raise section.wrong("", "there are no rules", "give one at least")
     return rules
 
 
