@@ -116,6 +116,7 @@ AGGREGATES = {
     "global_empty_linear": "SELECT count(*) AS n, sum(b) AS s, avg(x) AS a FROM t WHERE g > 99",
     "global_distinct_list": "SELECT listagg(DISTINCT k, ',') WITHIN GROUP (ORDER BY k DESC NULLS FIRST) AS l,"
     " listagg(k) WITHIN GROUP (ORDER BY k, id) AS a, count(*) AS n FROM t",
+    "global_list_and_distinct": "SELECT listagg(k, ',') WITHIN GROUP (ORDER BY k) AS l, count(DISTINCT b) AS n, sum(DISTINCT b) AS s FROM t",
     "global_distinct_numbers": "SELECT listagg(DISTINCT b, ';') WITHIN GROUP (ORDER BY b) AS l FROM t",
     "global_generic": "SELECT max(b) AS m, count(*) AS n, sort_array(collect_list(g)) AS l, 7 AS c FROM t",
     "global_having": "SELECT sum(id) AS s FROM u HAVING count(*) > 3",

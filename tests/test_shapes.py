@@ -184,7 +184,7 @@ def twins(request, factory, spark, names, options=None) -> Iterator[Twins]:
 # what went wrong once, and no other test of the default run would tell
 ALWAYS = (
     *("subquery_in_outer", "scalar_beside_groups", "scalar_over_top", "never_joined"),
-    *("global_distinct_list", "global_distinct_numbers"),
+    *("global_distinct_list", "global_distinct_numbers", "global_list_and_distinct"),
     *("scalar_of_key", "scalar_per_row", "scalar_per_row_between"),
     *("scalar_latest", "lateral_rest", "exists_one"),
     *("struct_key", "union_structs", "first_with_its_number", "first_ranks"),

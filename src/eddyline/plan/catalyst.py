@@ -45,6 +45,7 @@ _SESSION, _WINDOW = "spark.sessionWindow", "spark.timeWindow"  # in the metadata
 _PARSED = ("ParseToDate", "ParseToTimestamp")  # to_date and to_timestamp, casts without a format
 MICROSECONDS = 1_000_000
 DAY = 24 * 3600 * MICROSECONDS
+_LEAVE_NULLS_OUT = ("Count", "Sum", "Average")
 _MOMENTS = ("timestamp", "timestamp_ntz")
 _OVERLAP_MAX = DAY  # clocks are never set back by a day
 _PRUNING = "org.apache.spark.sql.catalyst.optimizer.PruneFilters"
@@ -270,15 +271,18 @@ class Catalyst(Builder):
 
     def filtered_aggregate(self, call: Expression, condition: Expression) -> Expression:
         """Return the aggregate call over the rows where `condition` holds as well."""
-        present = call.filter()
-        if call.isDistinct() and kind(call.aggregateFunction()) == "ListAgg":
-            # Spark's rule for DISTINCT with FILTER fails on WITHIN GROUP; nulls are left out anyway
-            function = self._listed_where(call.aggregateFunction(), condition)
+        present, function = call.filter(), call.aggregateFunction()
+        if call.isDistinct() and kind(function) in ("ListAgg", *_LEAVE_NULLS_OUT):
+            # Spark's rule for DISTINCT with FILTER fails where any aggregate has WITHIN GROUP
+            if kind(function) == "ListAgg":
+                function = self._listed_where(function, condition)
+            else:
+                values = [self.guarded(condition, value) for value in children_of(function)]
+                function = function.withNewChildren(self.seq(values))
             return self._call(call, function, True, present)
         if present.isDefined():
             condition = self.expression("And", present.get(), condition)
-        some = self._scala.some(condition)
-        return self._call(call, call.aggregateFunction(), call.isDistinct(), some)
+        return self._call(call, function, call.isDistinct(), self._scala.some(condition))
 
     def guarded(self, condition: Expression, value: Expression) -> Expression:
         """Return an expression that is null where a condition isn't true, and there doesn't compute the value."""
@@ -405,7 +409,7 @@ class Catalyst(Builder):
         if kind(node) != "AggregateExpression" or not node.isDistinct():
             return None
         function = node.aggregateFunction()
-        if kind(function) not in ("Count", "Sum", "Average"):  # the others aren't linear anyway
+        if kind(function) not in _LEAVE_NULLS_OUT:  # the others aren't linear anyway
             return None
         self._hidden.add(node.resultId().id())
         # as if they could be null: for others the optimiser turns count(x) into count(1)
