@@ -20,7 +20,7 @@ from eddyline.operators.aggregate import Reduce
 from eddyline.plan.catalyst import Catalyst
 from eddyline.spark import driver
 from eddyline.spark.batches import batch_rows
-from eddyline.spark.driver import Driver, DriverPlan, TaskContext
+from eddyline.spark.driver import INTERPRETED_ROWS_MAX, Driver, DriverPlan, TaskContext
 from eddyline.spark.session import cloned, epoch_session
 from eddyline.state.arrangement import Arrangement
 from test_shapes import ALWAYS, EPOCHS, SOME_CHANGES, Twins, closed, every
@@ -159,7 +159,8 @@ def rows_later(driver: Driver, schema: StructType) -> DataFrame:
     return catalyst.frame(driver.leaf(catalyst.plan(catalyst.relation(schema))))
 
 
-def test_rows_of_every_type_go_through_the_driver(spark: SparkSession) -> None:
+@pytest.mark.parametrize("generated", [True, False])
+def test_rows_of_every_type_go_through_the_driver(spark: SparkSession, *, generated: bool) -> None:
     session = epoch_session(spark, 2, "Europe/Berlin", {})
     driver = Driver(session)
     schema = StructType.fromDDL(EVERYTHING)
@@ -186,10 +187,35 @@ def test_rows_of_every_type_go_through_the_driver(spark: SparkSession) -> None:
         "p": [("k", 1)],
     }
     table = pa.Table.from_pylist([row, {}], driver.schema(schema))
+    plan.prepare(INTERPRETED_ROWS_MAX + generated)
     with driver.context() as context:
         assert plan(table, context).equals(table)
         assert plan(table[:0], context).num_rows == 0
         assert plan(table, context).equals(table)  # a plan can be evaluated again
+
+
+def test_code_is_generated_for_a_plan_of_many_rows_only(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # of the limit that is drawn for each test
+    compiled = spark._jvm.org.apache.spark.metrics.source.CodegenMetrics.METRIC_COMPILATION_TIME()
+    driver = Driver(epoch_session(spark, 2, "UTC", {}))
+    frame = rows_later(driver, StructType.fromDDL("n BIGINT"))
+    result = frame.selectExpr("n * 31 + 123454321 as m").where("m % 4 <> 1")
+    plan = DriverPlan(driver, result._jdf.queryExecution().executedPlan(), result.schema)
+    table = pa.table({"n": [1, 2, None]})
+    with driver.context() as context:
+        before = compiled.getCount()
+        plan.prepare(INTERPRETED_ROWS_MAX)
+        interpreted = plan(table, context)
+        assert compiled.getCount() == before
+        plan.prepare(1)
+        assert compiled.getCount() > before
+        assert plan(table, context).equals(interpreted)
+        before = compiled.getCount()
+        plan.prepare(INTERPRETED_ROWS_MAX, threads=2)
+        assert compiled.getCount() == before
+    assert interpreted["m"].to_pylist() == [123454352, 123454383]
 
 
 def test_many_rows_of_several_messages(spark: SparkSession) -> None:
@@ -250,7 +276,7 @@ def test_parts_without_a_free_thread_are_evaluated_in_the_same_context(
     monkeypatch.setattr(
         "eddyline.spark.driver.side_by_side", lambda works: [work() for work in works]
     )
-    plan.prepare(3)
+    plan.prepare(3, threads=3)
     with driver.context() as context:
         whole = plan(table, context)
         parts = [table.slice(n, 1) for n in range(3)]

@@ -84,10 +84,10 @@ class _Passing:
     plan: DriverPlan | None
     schema: pa.Schema
 
-    def prepare(self, threads: int) -> None:
+    def prepare(self, rows: int, threads: int) -> None:
         """See `DriverPlan.prepare`."""
         if self.plan is not None:
-            self.plan.prepare(threads)
+            self.plan.prepare(rows, threads)
 
     def __call__(self, table: pa.Table, context: TaskContext) -> pa.Table:
         """Return the plan's output over the rows of a table."""
@@ -143,9 +143,9 @@ class _Piece:
         parts = rows // PART_ROWS if self.row_wise else 1
         if parts > 1:  # else Spark isn't asked for its cores, which each time takes two calls
             parts = min(parts, parts_at_once())
+        self.plan.prepare(rows, max(parts, 1))
         if parts < 2:
             return self.plan(table, context)
-        self.plan.prepare(parts)
         size = -(-rows // parts)
         slices = [table.slice(start, size) for start in range(0, rows, size)]
         return pa.concat_tables(context.beside(self.plan, slices))

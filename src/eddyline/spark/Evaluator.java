@@ -31,6 +31,7 @@ import org.apache.spark.rdd.RDD;
 import org.apache.spark.sql.execution.InputAdapter;
 import org.apache.spark.sql.execution.RDDScanExec;
 import org.apache.spark.sql.execution.SparkPlan;
+import org.apache.spark.sql.execution.WholeStageCodegenExec;
 import org.apache.spark.sql.execution.arrow.ArrowConverters$;
 import org.apache.spark.sql.execution.exchange.ShuffleExchangeExec;
 import org.apache.spark.sql.types.StructType;
@@ -46,14 +47,20 @@ import scala.reflect.ClassTag$;
 public final class Evaluator {
     private final MemoryManager memory;
     private final Properties settings;
+    private final Properties interpreting;
     private final String zone;
     private final Field memoryField;
     private final Field settingsField;
 
-    /** In a task Spark's expressions read the settings of the session from the task's properties. */
+    /**
+     * In a task Spark's expressions read the settings of the session from the task's properties. One of them, which is
+     * internal, decides whether code is generated for them.
+     */
     public Evaluator(MemoryManager memory, Properties settings, String zone) throws NoSuchFieldException {
         this.memory = memory;
         this.settings = settings;
+        this.interpreting = (Properties) settings.clone();
+        this.interpreting.setProperty("spark.sql.codegen.factoryMode", "NO_CODEGEN");
         this.zone = zone;
         this.memoryField = TaskContextImpl.class.getDeclaredField("taskMemoryManager");
         this.settingsField = TaskContextImpl.class.getDeclaredField("localProperties");
@@ -73,22 +80,33 @@ public final class Evaluator {
      * `transform` fails on an array from Arrow with a null in it.
      */
     public SparkPlan narrow(SparkPlan plan) {
-        if (plan instanceof ShuffleExchangeExec) {
-            return narrow((SparkPlan) plan.children().head());
+        return narrow(plan, false);
+    }
+
+    /** Interpreted, it has none of the nodes that stand for generated code either. */
+    private static SparkPlan narrow(SparkPlan plan, boolean interpreted) {
+        boolean staged = plan instanceof WholeStageCodegenExec || plan instanceof InputAdapter;
+        if (plan instanceof ShuffleExchangeExec || staged && interpreted) {
+            return narrow((SparkPlan) plan.children().head(), interpreted);
         }
-        if (plan instanceof RDDScanExec) {
+        if (plan instanceof RDDScanExec && !interpreted) {
             return new InputAdapter(plan);
         }
         List children = new ArrayList();
         for (scala.collection.Iterator i = plan.children().iterator(); i.hasNext();) {
-            children.add(narrow((SparkPlan) i.next()));
+            children.add(narrow((SparkPlan) i.next(), interpreted));
         }
         return children.isEmpty() ? plan : (SparkPlan) plan.withNewChildren(PythonUtils.toSeq(children));
     }
 
-    /** The rows of a physical plan with one leaf. */
-    public Plan plan(RDD rows, StructType schema) {
-        return new Plan(rows, schema);
+    /** The rows of a physical plan with one leaf, by code that Spark generates and compiles for it. */
+    public Plan generated(SparkPlan plan) {
+        return new Plan(plan.execute(), plan.schema(), settings);
+    }
+
+    /** The same rows, by expressions that Spark interprets. */
+    public Plan interpreted(SparkPlan plan) {
+        return new Plan(narrow(plan, true).execute(), plan.schema(), interpreting);
     }
 
     /** A copy of a plan for another thread, made as Spark makes those of tasks: they share nothing that an evaluation changes. */
@@ -109,7 +127,7 @@ public final class Evaluator {
                 }
             }
         };
-        return new Plan((RDD) input.readObject(), plan.schema);
+        return new Plan((RDD) input.readObject(), plan.schema, plan.settings);
     }
 
     /** A task in the calling thread. */
@@ -176,10 +194,12 @@ public final class Evaluator {
     public static final class Plan {
         final RDD rows;
         final StructType schema;
+        final Properties settings;
 
-        Plan(RDD rows, StructType schema) {
+        Plan(RDD rows, StructType schema, Properties settings) {
             this.rows = rows;
             this.schema = schema;
+            this.settings = settings;
         }
     }
 
@@ -196,7 +216,6 @@ public final class Evaluator {
             this.context = TaskContext$.MODULE$.empty();
             this.memory = new TaskMemoryManager(evaluator.memory, number);
             evaluator.memoryField.set(this.context, this.memory);
-            evaluator.settingsField.set(this.context, evaluator.settings);
             this.input = new RandomAccessFile(input, "r");
             this.output = new RandomAccessFile(output, "rw");
             TaskContext$.MODULE$.setTaskContext(this.context);
@@ -208,7 +227,8 @@ public final class Evaluator {
          * The output's file gets such messages, of so many rows at most (0: without a limit); returned is how
          * many bytes that are.
          */
-        public long evaluate(Plan plan, long size, long rows) throws IOException {
+        public long evaluate(Plan plan, long size, long rows) throws Exception {
+            evaluator.settingsField.set(context, plan.settings);
             scala.collection.Iterator found = ArrowConverters$.MODULE$.toBatchIterator(
                 plan.rows.iterator(new Messages(input, size), context), plan.schema, rows, evaluator.zone, false, false, context);
             output.seek(0);

@@ -26,11 +26,14 @@ from pyspark.sql.types import StructType
 from eddyline.spark.batches import batch_rows
 from eddyline.spark.scala import Scala, scala_of
 from eddyline.spark.schema import arrow_schema
-from eddyline.spark.session import task_settings, zone_of
+from eddyline.spark.session import active, task_settings, zone_of
 from eddyline.spark.threads import add_cpu_time, side_by_side
 
 _LEAF = "org.apache.spark.sql.execution.LogicalRDD"
 R = TypeVar("R")
+
+INTERPRETED_ROWS_MAX = 2_000
+"""Rows after which a plan gets generated code."""
 
 _LENGTH = 4  # bytes before each message, big-endian
 
@@ -203,7 +206,9 @@ class TaskContext:
 class DriverPlan:
     """A physical plan over one leaf, which is evaluated with other rows each time.
 
-    Create it while the driver's session is active, because Spark generates code by the settings of the active session.
+    Spark interprets its expressions at first. To generate and compile code for them takes as long as to interpret them for
+    thousands of rows, so that is done once a plan has got so many. Create it while the driver's session is active, as Spark
+    reads the settings of the active session.
 
     Args:
         physical: Spark's plan. Its nodes have one input each, and need no job.
@@ -212,12 +217,18 @@ class DriverPlan:
 
     def __init__(self, driver: Driver, physical: Any, schema: StructType) -> None:
         self.schema = driver.schema(schema)
-        self._evaluator = driver.evaluator
-        self._idle = [driver.evaluator.plan(physical.execute(), physical.schema())]
-        self._made = 1
+        self._session, self._evaluator = driver.session, driver.evaluator
+        self._interpreted: Any | None = physical  # the plan, as long as it has no generated code
+        self._idle = [self._evaluator.interpreted(physical)]
+        self._made, self._rows = 1, 0
 
-    def prepare(self, threads: int) -> None:
-        """Make copies, so that as many threads can evaluate the plan at once; call it while none does."""
+    def prepare(self, rows: int, threads: int = 1) -> None:
+        """Make the plan ready for so many more rows, in so many threads at once; call it while none evaluates it."""
+        self._rows += rows
+        if self._interpreted is not None and self._rows > INTERPRETED_ROWS_MAX:
+            with active(self._session):
+                self._idle = [self._evaluator.generated(self._interpreted)]
+            self._made, self._interpreted = 1, None
         while self._made < threads:
             self._idle.append(self._evaluator.copy(self._idle[0]))
             self._made += 1
