@@ -45,8 +45,8 @@ _SESSION, _WINDOW = "spark.sessionWindow", "spark.timeWindow"  # in the metadata
 _PARSED = ("ParseToDate", "ParseToTimestamp")  # to_date and to_timestamp, casts without a format
 MICROSECONDS = 1_000_000
 DAY = 24 * 3600 * MICROSECONDS
-_LEAVE_NULLS_OUT = ("Count", "Sum", "Average")
 _MOMENTS = ("timestamp", "timestamp_ntz")
+_COUNTS_AND_SUMS = ("Count", "Sum", "Average")
 _OVERLAP_MAX = DAY  # clocks are never set back by a day
 _PRUNING = "org.apache.spark.sql.catalyst.optimizer.PruneFilters"
 
@@ -272,14 +272,9 @@ class Catalyst(Builder):
     def filtered_aggregate(self, call: Expression, condition: Expression) -> Expression:
         """Return the aggregate call over the rows where `condition` holds as well."""
         present, function = call.filter(), call.aggregateFunction()
-        if call.isDistinct() and kind(function) in ("ListAgg", *_LEAVE_NULLS_OUT):
+        if call.isDistinct() and kind(function) in ("ListAgg", *_COUNTS_AND_SUMS):
             # Spark's rule for DISTINCT with FILTER fails where any aggregate has WITHIN GROUP
-            if kind(function) == "ListAgg":
-                function = self._listed_where(function, condition)
-            else:
-                values = [self.guarded(condition, value) for value in children_of(function)]
-                function = function.withNewChildren(self.seq(values))
-            return self._call(call, function, True, present)
+            return self._call(call, self._of_nulls(function, condition), True, present)
         if present.isDefined():
             condition = self.expression("And", present.get(), condition)
         return self._call(call, function, call.isDistinct(), self._scala.some(condition))
@@ -289,8 +284,11 @@ class Catalyst(Builder):
         nothing = self.expression("Literal", None, value.dataType())
         return self.expression("If", condition, value, nothing)
 
-    def _listed_where(self, function: Expression, condition: Expression) -> Expression:
-        """Return listagg over nulls, which it leaves out, where the condition doesn't hold."""
+    def _of_nulls(self, function: Expression, condition: Expression) -> Expression:
+        """Return an aggregate function over nulls, which it leaves out, where the condition doesn't hold."""
+        if kind(function) != "ListAgg":
+            values = [self.guarded(condition, value) for value in children_of(function)]
+            return function.withNewChildren(self.seq(values))
         value, delimiter, *orders = children_of(function)
         sorted_by = [order.child() for order in orders] or [value]
 
@@ -409,7 +407,7 @@ class Catalyst(Builder):
         if kind(node) != "AggregateExpression" or not node.isDistinct():
             return None
         function = node.aggregateFunction()
-        if kind(function) not in _LEAVE_NULLS_OUT:  # the others aren't linear anyway
+        if kind(function) not in _COUNTS_AND_SUMS:  # the others aren't linear anyway
             return None
         self._hidden.add(node.resultId().id())
         # as if they could be null: for others the optimiser turns count(x) into count(1)
