@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 import pytest
@@ -23,6 +24,7 @@ from waiting import until
 for needed in ("uvicorn", "jinja2", "prometheus_client"):
     pytest.importorskip(needed)
 
+from eddyline.console.lists import Lists  # noqa: E402
 from eddyline.console.pages import PAGES, STATIC  # noqa: E402
 from eddyline.console.server import Console  # noqa: E402
 
@@ -110,6 +112,18 @@ def test_problems_have_a_page(url):
     assert "last good epoch" in failing
     assert f"of {ROWS:,}" in failing
     assert "DIVIDE_BY_ZERO" in page(url, "/")
+
+
+def test_files_that_are_set_aside_are_named_with_the_stream_and_the_reason():
+    source = {
+        "name": "hits",
+        "kind": "stream",
+        "position": 1,
+        "set_aside": {"/in/a.json": "changed"},
+    }
+    observer = SimpleNamespace(status=lambda: {"sources": [{"name": "t"}, source]})
+    _, page = Lists(observer, None).sources(None)
+    assert page["problems"] == ["hits: the file /in/a.json is set aside: changed"]
 
 
 def test_the_token_opens_the_pages(engine, monkeypatch):

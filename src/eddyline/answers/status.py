@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -69,6 +69,17 @@ def violations_text(counts: Mapping[str, int | None]) -> str:
     """Return numbers of violations for people."""
     known = ((name, "?" if count is None else count) for name, count in counts.items())
     return ", ".join(f"{name}: {count}" for name, count in known)
+
+
+def files_set_aside(sources: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
+    """Yield the files that streams have set aside: the stream's name, the path, and why.
+
+    Args:
+        sources: as `storage_status` returns them.
+    """
+    for source in sources:
+        for path, why in source.get("set_aside", {}).items():
+            yield source["name"], path, why
 
 
 def storage_status(

@@ -250,6 +250,7 @@ def _column(one: Mapping[str, str]) -> str:
 
 def _status(args: argparse.Namespace) -> int:
     from eddyline.answers.run_health import trouble
+    from eddyline.answers.status import files_set_aside
     from eddyline.source.lag import lag_text
 
     status = _stored_status(args.storage)
@@ -276,9 +277,8 @@ def _status(args: argparse.Namespace) -> int:
     ]
     pipelines = [{**item, "lag": lag_text(item.get("lag", {}))} for item in status["pipelines"]]
     aside = [
-        {"stream": item["name"], "file": path, "why": _shortened(why)}
-        for item in sources
-        for path, why in item.get("set_aside", {}).items()
+        {"stream": stream, "file": path, "why": _shortened(why)}
+        for stream, path, why in files_set_aside(sources)
     ]
     tables = (
         (SET_ASIDE, aside),

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from starlette.requests import Request
 
-from eddyline.answers.status import violations_text
+from eddyline.answers.status import files_set_aside, violations_text
 from eddyline.catalog.requests import REFUSED
 from eddyline.console.actions import LETTER_ACTIONS, Actions, outcome
 from eddyline.console.api import LETTERS_MAX, letter_json
@@ -63,9 +63,8 @@ class Lists:
             for source in sources
         ]
         problems = [
-            f"{source['name']}: the file {path} is set aside: {fault}"
-            for source in sources
-            for path, fault in source.get("set_aside", {}).items()
+            f"{stream}: the file {path} is set aside: {why}"
+            for stream, path, why in files_set_aside(sources)
         ]
         right = ("position", "late rows", "ahead", "dead letters")
         return "list.html", _list(
