@@ -33,6 +33,7 @@ EVIL_AGENT = "Mozilla/5.0 (<img src=x onerror=window.pwned=1>) Firefox/1.0"
 FORMULA = "=1+1"
 SITE = SITES[0][0]
 BOTS_SITE = "robots.example"
+QUIET_SITE = "quiet.example"  # whose newest day has only programs
 DAY = "2026-03-04"
 PICTURES = Path(__file__).parents[1] / "build" / "webstats"
 
@@ -69,7 +70,10 @@ def engine(spark, tmp_path_factory):
         log.append(
             line(site=f"{EVIL_SITE}:80 ", request=f"GET {FORMULA} HTTP/1.1", time="10:00:02")
         )
-        log.append(line(site=f"{BOTS_SITE}:80 ", time="10:00:03", end=' "-" "Googlebot/2.1"'))
+        robot = ' "-" "Googlebot/2.1"'
+        log.append(line(site=f"{BOTS_SITE}:80 ", time="10:00:03", end=robot))
+        log.append(line(site=f"{QUIET_SITE}:80 ", time="10:00:04"))
+        log.append(line(site=f"{QUIET_SITE}:80 ", day="02/Aug/1995", time="03:10:00", end=robot))
         table.insert([(text, seq, "x.log") for seq, text in enumerate(log)])
         engine.advance()
         yield engine
@@ -149,6 +153,14 @@ def test_curves_have_the_numbers_of_the_views(engine, url):
         assert sum(curve["series"][1]["values"]) == daily(engine, SITE, "2026-03-03").page_pv
     days = json.loads(ask(url, f"/webstats/curve?by=day&site={SITE}")[2])
     assert daily(engine, SITE, DAY).uv in days["series"][1]["values"]
+
+
+def test_curves_are_of_the_day_of_the_page_also_if_only_programs_came_on_it(url):
+    assert f"{QUIET_SITE}, 1995-08-02" in page(url, f"/webstats?site={QUIET_SITE}")
+    found = json.loads(ask(url, f"/webstats/curve?by=hour&site={QUIET_SITE}")[2])
+    today, before = (series["values"] for series in found["series"])
+    assert today == [0] * 4 + [None] * 20
+    assert before == [0] * 10 + [1] + [0] * 13
 
 
 def test_exports_are_csv_that_no_spreadsheet_computes(engine, url):

@@ -99,7 +99,8 @@ def curve(observer: Observer, request: Request) -> Response:
     by, site, day = request.query_params.get("by", "hour"), _site(request), _day(request)
     if by not in CURVES:
         raise _wrong("by", by, "minute, hour or day")
-    rows = _frame(observer, CURVES[by]).filter((pl.col("site") == site) & ~pl.col("is_bot"))
+    of_site = _frame(observer, CURVES[by]).filter(pl.col("site") == site)
+    rows = of_site.filter(~pl.col("is_bot"))
     if by == "day":
         rows = rows.sort("day").tail(DAYS_MAX)
         seconds = rows["day"].cast(pl.Datetime("us")).dt.epoch("s").to_list()
@@ -110,14 +111,15 @@ def curve(observer: Observer, request: Request) -> Response:
                 "series": [{"label": name, "values": rows[name].to_list()} for name in names],
             }
         )
-    newest = rows["day"].max()
+    newest = of_site["day"].max()  # as in `overview`, also if only programs came
     last = day or (newest if isinstance(newest, date) else date(1970, 1, 1))
     place = pl.col("hour") if by == "hour" else pl.col("hour") * 60 + pl.col("minute")
     places = pl.DataFrame({"place": range(24 if by == "hour" else 1440)})
     series = []
     for shown, label in ((last, "pages"), (last - timedelta(days=1), "the day before")):
         of_day = rows.filter(pl.col("day") == shown).select(place=place.cast(pl.Int64), n="page_pv")
-        until = of_day["place"].max() if shown == newest else None
+        come = of_site.filter(pl.col("day") == newest).select(place.cast(pl.Int64)).to_series()
+        until = come.max() if shown == newest else None
         joined = (
             places.join(of_day, on="place", how="left")
             .sort("place")
