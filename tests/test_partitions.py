@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 import eddyline as el
+from eddyline.catalog.entries import VIEW, Entry
 from eddyline.plan import aggregate
+from eddyline.plan.logical import Plan
+from eddyline.plan.nodes import StatefulPart
+from eddyline.plan.partitions import check_partitions
+from eddyline.runtime.lane_choice import SHORT, WIDE, Lanes
 from eddyline.testing import Offline, PlainTable
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
@@ -63,14 +70,24 @@ def pairs(every: bool) -> list[tuple[str, str]]:
     return list(zip(names, names[1:] + names[:1], strict=True))
 
 
+def plan_jobs(engine: el.Engine, query: str) -> None:
+    """Compile a query, and let Spark plan its jobs."""
+    workspace = engine._workspace
+    upstream = workspace.compiler.mentioned(query, workspace.catalog)
+    draft = Entry("v99", VIEW, "planned", "", query=query)
+    plan = workspace.compiler.view(draft, workspace.catalog, workspace.plan, upstream).plan
+    assert plan.wide is not None
+    assert plan.wide.jobs.plans
+
+
 def refused(engine: el.Engine, operators: list[str], chosen: list[tuple[str, str]]) -> list[str]:
-    """Compile each operator over pairs of inputs; return what the compiler doesn't accept."""
+    """Plan the jobs of each operator over pairs of inputs; return what isn't accepted."""
     wrong = []
     for name in operators:
         for left, right in chosen:
             query = STATEFUL[name].format(ONE_TASK[left], ONE_TASK[right])
             try:
-                engine.explain(query)
+                plan_jobs(engine, query)
             except el.EddylineError as error:
                 wrong.append(f"{name} over {left} and {right}: {error}")
     return wrong
@@ -110,6 +127,9 @@ def differences(spark: SparkSession, folder: Path, queries: dict[str, str]) -> l
         for name, query in queries.items():
             offline.view(name, query)
             views[name] = engine.view(name, query)
+            made = engine._workspace.plan(engine._workspace.catalog.get(name)).plan
+            assert made.wide is not None
+            assert made.wide.jobs.plans  # planned, and checked
         wrong = []
         for number, (operation, rows) in enumerate(EPOCHS, start=1):
             for target in (plain, table):
@@ -157,5 +177,40 @@ def test_a_plan_without_its_shuffle_is_refused(
 
     monkeypatch.setattr(aggregate, "_preaggregated", in_one_task)
     with opened(tmp_path, spark) as engine, pytest.raises(el.EngineError) as error:
-        engine.explain("SELECT k, count(*) AS n FROM t GROUP BY k")
+        plan_jobs(engine, "SELECT k, count(*) AS n FROM t GROUP BY k")
     assert error.value.condition == "WRONG_PARTITIONS"
+
+
+def test_jobs_are_planned_when_the_first_one_runs_and_a_wrong_one_stops_only_its_view(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lanes, planned = [SHORT], []
+
+    def check(view: str, physicals: Sequence[Plan], parts: Sequence[StatefulPart]) -> None:
+        planned.append(view)
+        if view == "bad":
+            parts = [replace(part, buckets=part.buckets + 1) for part in parts]
+        check_partitions(view, physicals, parts)
+
+    monkeypatch.setattr("eddyline.runtime.wide_lane.check_partitions", check)
+    monkeypatch.setattr(Lanes, "choose", lambda *_: lanes[-1])
+    with opened(tmp_path, spark) as engine:
+        table = engine.table("t", COLUMNS)
+        for name in ("good", "bad"):
+            engine.view(name, "SELECT k, count(*) AS n FROM t GROUP BY k")
+        table.insert([(1, "x", 1, 5)])
+        engine.advance()
+        assert not planned
+        lanes.append(WIDE)
+        for number in (2, 3):
+            table.insert([(number, "x", 1, 5)])
+            engine.advance()
+        assert planned.count("good") == 1
+        assert engine.snapshot("good").collect() == [("x", 3)]
+        with pytest.raises(el.EngineError, match="operator op0 has") as error:
+            engine.snapshot("bad")
+        assert error.value.condition == "VIEW_FAILING"
+        lanes.append(SHORT)  # few rows again
+        table.insert([(4, "y", 1, 5)])
+        engine.advance()
+        assert sorted(engine.snapshot("bad").collect()) == [("x", 3), ("y", 1)]

@@ -68,7 +68,7 @@ class Pieces:
     def both(self, frame: DataFrame, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
         """The piece's output in the short lane, and as Spark evaluates all of it."""
         piece = self.piece(frame)
-        with active(self.session), self.catalyst.keeping_operators():
+        with active(self.session):
             made = short_lane._piece(self.driver, self.catalyst, piece)
             assert isinstance(made.plan, short_lane._Passing)
             whole, _ = short_lane._driver_plan(

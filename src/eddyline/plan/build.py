@@ -13,17 +13,7 @@ from eddyline.operators.base import Operator
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.eventtime import Bound, Bounds, Expiry
 from eddyline.plan.lanes import Placed, Steps
-from eddyline.plan.logical import (
-    Expression,
-    Plan,
-    all_nodes,
-    children_of,
-    id_of,
-    items,
-    kind,
-    output_of,
-    type_of,
-)
+from eddyline.plan.logical import Expression, Plan, needed_ids, output_of, type_of
 from eddyline.plan.nodes import Comparison, Leaf, Node, StatefulPart
 from eddyline.plan.refusals import EMPTY, REPEATED_FIELD, TIME, TYPES, Refusal
 from eddyline.plan.render import text
@@ -171,12 +161,9 @@ class Build:
         return self.catalyst.frame(self._named(delta, inputs))
 
     def _named(self, delta: Delta, inputs: Sequence[tuple[Expression, str]]) -> Plan:
-        catalyst = self.catalyst
         for expression, _ in inputs:
             self.check_type(expression)
-        aliases = [catalyst.alias(expression, name) for expression, name in inputs]
-        weight = catalyst.alias(delta.weight, "w")
-        return catalyst.project([*aliases, weight], delta.plan)
+        return self.catalyst.project_as([*inputs, (delta.weight, "w")], delta.plan)
 
     def named_and_hashed(
         self,
@@ -202,12 +189,10 @@ class Build:
         """
         plan = self.catalyst.plan(frame)
         output = output_of(plan)
-        bound = [
-            self.catalyst.alias(new, old.name(), old)
-            for new, old in zip(output, attributes, strict=False)
-        ]
+        bound = zip(output, attributes, strict=False)
         others = output[len(attributes) :]
-        return self.catalyst.project([*bound, *others], plan), others
+        columns = [*bound, *((one, None) for one in others)]
+        return self.catalyst.project_as(columns, plan), others
 
     def hashed(self, frame: DataFrame, keys: Sequence[str], rest: Sequence[str]) -> DataFrame:
         """Return the hash of the keys as `h`, the columns `rest`, the weight. The hash is only an index."""
@@ -299,17 +284,7 @@ class Build:
 
     def need(self, plan: Plan) -> None:
         """Record which columns of the leaves a plan uses."""
-        self._need_all(output_of(plan))
-        for node in all_nodes(plan):
-            children = children_of(node)
-            if children:
-                self._need_all(items(node.references().toSeq()))
-            if kind(node) in _LISTS_ITS_INPUT:
-                for child in children:
-                    self._need_all(output_of(child))
-
-    def _need_all(self, attributes: Sequence[Expression]) -> None:
-        self.needed.update(map(id_of, attributes))
+        self.needed |= needed_ids(plan, _LISTS_ITS_INPUT)
 
     def check_type(self, expression: Expression) -> None:
         """Refuse a column whose type can't be exchanged between Spark and the operators."""

@@ -12,7 +12,7 @@ from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
 
 from eddyline.changes import HASH
-from eddyline.plan.logical import Expression, Plan, Seq, items, output_of
+from eddyline.plan.logical import Expression, Plan, Seq, items, name_of, output_of
 from eddyline.spark import plan_trees as trees
 from eddyline.spark.scala import scala_of
 from eddyline.spark.session import frame_over
@@ -41,7 +41,19 @@ class Builder:
 
     def project(self, expressions: Sequence[Expression], child: Plan) -> Plan:
         """Return a Project node."""
-        return self._node("Project", self.seq(expressions), child)
+        return self.project_as([(one, None) for one in expressions], child)
+
+    def project_as(
+        self, columns: Sequence[tuple[Expression, str | Expression | None]], child: Plan
+    ) -> Plan:
+        """Return a Project node of expressions, each with what it becomes.
+
+        Args:
+            columns: a new name, of visible ASCII characters; or an attribute whose name and id the expression gets; or
+                None if it is named already.
+        """
+        made: Plan = trees.project(columns, child)
+        return made
 
     def filter(self, condition: Expression, child: Plan) -> Plan:
         """Return a Filter node."""
@@ -109,7 +121,8 @@ class Builder:
 
     def with_child(self, node: Plan, child: Plan) -> Plan:
         """Return the node over another child."""
-        return node.withNewChildren(self.seq([child]))
+        over: Plan = trees.with_child(node, child)
+        return over
 
     def negative(self, number: Expression) -> Expression:
         """Return `number < 0`, for a BIGINT."""
@@ -163,32 +176,35 @@ class Builder:
         """Return an expression for the number of the task into which a shuffle by some columns puts each row."""
         if not names or buckets == 1:
             return self.constant("0")
-        columns = {column.name(): column for column in output_of(plan)}
+        columns = {name_of(column): column for column in output_of(plan)}
         by = [columns[name] for name in names]
         hashed = self._scala.new(f"{PHYSICAL}.HashPartitioning", self.seq(by), buckets)
         number: Expression = hashed.partitionIdExpression()
         return number
 
-    def map_in_arrow(self, plan: Plan, function: Callable[..., Any], schema: StructType) -> Plan:
-        """Return the output of a function of Arrow batches, as `DataFrame.mapInArrow` makes it."""
+    def map_in_arrow(
+        self, plan: Plan, function: Callable[..., Any], schema: StructType, output: Plan
+    ) -> Plan:
+        """Return the output of a function of Arrow batches, as `DataFrame.mapInArrow` makes it.
+
+        Args:
+            output: a placeholder for it, whose columns it gets.
+        """
         known = UserDefinedFunction(
             function, schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF
         )
         call: Expression = known._judf.builder(plan.output())
-        types = self._scala.object("org.apache.spark.sql.catalyst.types.DataTypeUtils")
-        columns = types.toAttributes(call.dataType())
-        return self._node("MapInArrow", call, columns, plan, False, self._scala.nothing)
+        return self._node("MapInArrow", call, output.output(), plan, False, self._scala.nothing)
 
     def placeholder(self, columns: Seq[Expression]) -> Plan:
         """Return a leaf without rows, with some columns."""
-        scala = self._scala
-        leaf = self._node("LocalRelation", columns, scala.empty, False, scala.nothing)
-        return self.resolved(leaf)
+        made: Plan = trees.placeholder(columns)
+        return made
 
-    def resolved(self, plan: Plan) -> Plan:
-        """Mark a resolved plan as such, so that a frame over it isn't analysed again; return it."""
-        known: Plan = trees.resolved(plan)
-        return known
+    def placeholder_for(self, schema: StructType) -> Plan:
+        """Return a leaf without rows, with new columns."""
+        made: Plan = trees.placeholder_for(schema.json())
+        return made
 
     def select(self, columns: Sequence[str], plan: Plan, where: str = "") -> Plan:
         """Return SQL expressions over a plan, or over those of its rows that meet a condition; names stay unresolved."""

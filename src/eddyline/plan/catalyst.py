@@ -6,8 +6,7 @@ This is private API of Spark. Known to work with 4.1 to 4.3; `Catalyst` refuses 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, cast
 
@@ -29,6 +28,7 @@ from eddyline.plan.logical import (
     items,
     kind,
 )
+from eddyline.spark import plan_trees as trees
 from eddyline.spark.session import EXCLUDED_RULES, active, given_to_tasks, task_settings
 
 KNOWN_VERSIONS = ("4.1", "4.2", "4.3")
@@ -98,10 +98,9 @@ class Catalyst(Builder):
         optimized: Plan = self.frame(plan)._jdf.queryExecution().optimizedPlan()
         return optimized
 
-    def contains(self, tree: Plan | Expression, pattern: str) -> bool:
-        """Return whether anything in a plan or expression has one of Catalyst's tree patterns."""
-        patterns = self._scala.static("org.apache.spark.sql.catalyst.trees.TreePattern")
-        return bool(tree.containsPattern(getattr(patterns, pattern)()))
+    def contain(self, nodes: Sequence[Plan | Expression], pattern: str) -> bool:
+        """Return whether anything in some plans or expressions has one of Catalyst's tree patterns."""
+        return trees.contain(self.seq(nodes), pattern)
 
     def rdd_id(self, leaf: Plan) -> int:
         """Return the id of the RDD behind a LogicalRDD leaf."""
@@ -359,19 +358,13 @@ class Catalyst(Builder):
 
     # -- running ---------------------------------------------------------------------------
 
-    @contextmanager
-    def keeping_operators(self) -> Iterator[None]:
-        """Prevent the optimiser from pruning below a condition that is never true, because operators have state."""
+    def keep_operators(self) -> None:
+        """Prevent the optimiser, from now on, from pruning below a condition that is never true: operators have state."""
         conf = self._jsession.conf()
-        excluded = conf.get(EXCLUDED_RULES)
-        conf.set(EXCLUDED_RULES, f"{excluded},{_PRUNING}")
-        try:
-            yield
-        finally:
-            conf.set(EXCLUDED_RULES, excluded)
+        conf.set(EXCLUDED_RULES, f"{conf.get(EXCLUDED_RULES)},{_PRUNING}")
 
     def executable(self, plan: Plan) -> Plan:
-        """Return the physical plan of a logical one, within `keeping_operators`; run it with `run`."""
+        """Return the physical plan of a logical one, after `keep_operators`; run it with `run`."""
         physical: Plan = self.frame(plan)._jdf.queryExecution().executedPlan()
         return physical
 

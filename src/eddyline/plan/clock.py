@@ -285,7 +285,7 @@ def _written_out(catalyst: Catalyst, between: Expression) -> Expression:
 
 def _reads(catalyst: Catalyst, tree: Plan | Expression) -> bool:
     """Return whether a plan or expression uses the current time."""
-    return catalyst.contains(tree, "CURRENT_LIKE")
+    return catalyst.contain([tree], "CURRENT_LIKE")
 
 
 def _opaque(

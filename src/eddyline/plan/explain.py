@@ -18,9 +18,8 @@ def explain_text(compiled: Compiled, stage: str) -> str:
     if stage == "logical":
         return compiled.logical
     if stage == "physical":
-        catalyst = compiled.build.catalyst
-        with catalyst.keeping_operators():
-            return "\n".join(catalyst.executable(plan).toString() for plan in compiled.plans)
+        physicals = map(compiled.build.catalyst.executable, compiled.jobs())
+        return "\n".join(physical.toString() for physical in physicals)
     raise QueryError(
         f"there is no stage {stage!r}",
         condition="UNKNOWN_STAGE",

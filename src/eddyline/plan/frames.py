@@ -141,10 +141,7 @@ def over_contents(catalyst: Catalyst, plan: Plan, contents: Mapping[int, DataFra
         if kind(leaf) != LEAF:
             return None
         rows = catalyst.plan(contents[catalyst.rdd_id(leaf)])
-        columns = [
-            catalyst.alias(new, old.name(), old)
-            for new, old in zip(output_of(rows), output_of(leaf), strict=True)
-        ]
-        return catalyst.project(columns, rows)
+        columns = list(zip(output_of(rows), output_of(leaf), strict=True))
+        return catalyst.project_as(columns, rows)
 
     return over_leaves(catalyst, plan, rows_of)

@@ -6,14 +6,14 @@ is cut at its operators. The stateless pieces between them are Spark plans that 
 without a job (`spark/driver.py`), for few rows.
 
 A view is lowered once, in pieces. Each piece is a small plan over a placeholder for the output of the step below,
-so that Spark analyses each piece only once. The wide plan is composed of the pieces.
+so that Spark analyses each piece only once. The wide plan is composed of the pieces when it is first needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -82,13 +82,17 @@ class Step:
     function: Any = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Cut:
-    """A cut of a plan: the step whose output a placeholder stands for, and the wide plan of that output."""
+    """A cut of a plan: the step whose output a placeholder stands for, and what composes the wide plan of that output."""
 
     step: int
     placeholder: Plan
-    wide: Plan
+    compose: Callable[[], Plan]
+
+    @cached_property
+    def wide(self) -> Plan:
+        return self.compose()
 
 
 @dataclass
@@ -99,7 +103,6 @@ class Steps:
         scan, task: make the functions that Spark runs for a leaf and for a stateful operator.
         share: makes the two that write shared rows into files, and read them.
         recorded: the steps, in an order in which they can run.
-        jobs: plans that run as Spark jobs of their own before the view's last one, in this order.
     """
 
     catalyst: Catalyst
@@ -108,13 +111,14 @@ class Steps:
     task: Callable[[StatefulPart, StructType], ArrowFunction]
     share: Callable[[str, StructType], tuple[ArrowFunction, ArrowFunction]]
     recorded: list[Step] = field(default_factory=list)
-    jobs: list[Plan] = field(default_factory=list)
+    _jobs: list[Callable[[], Plan]] = field(default_factory=list)
     _cuts: dict[int, _Cut] = field(default_factory=dict)
 
     def leaf(self, leaf: Leaf, schema: StructType) -> DataFrame:
         """Return the rows that a leaf reads."""
-        scan = self.scan(leaf, schema)
-        return self._add(Step((), schema, leaf, scan), self._read(scan, schema))
+        scan, placeholder = self.scan(leaf, schema), self.catalyst.placeholder_for(schema)
+        step = Step((), schema, leaf, scan)
+        return self._add(step, placeholder, lambda: self._read(scan, schema, placeholder))
 
     def spread(self, rows: DataFrame, tasks: int) -> DataFrame:
         """Distribute rows over several tasks, in no particular order."""
@@ -124,43 +128,87 @@ class Steps:
         """Return the rows of all frames, whose columns are the same."""
         if len(frames) == 1:
             return frames[0]
-        pieces = tuple(map(self._piece, frames))
-        wide = self.catalyst.union([self.wide(frame) for frame in frames])
-        united = self._output(len(self.recorded), wide)
-        self.recorded.append(Step(pieces, united.schema))
-        return united
+        pieces, catalyst = tuple(map(self._piece, frames)), self.catalyst
+        columns = catalyst.union([piece.plan for piece in pieces]).output()
+        united = catalyst.frame(catalyst.placeholder(columns))
+        step = Step(pieces, united.schema)
+        return self._add(
+            step, catalyst.plan(united), lambda: catalyst.union([self._wide(one) for one in pieces])
+        )
 
     def operator(self, placed: Placed, part: StatefulPart, schema: StructType) -> DataFrame:
         """Return the output of a stateful operator."""
-        task, catalyst = self.task(part, schema), self.catalyst
-        step = Step((self._in_buckets(placed),), schema, part, task)
-        rows = self.wide(placed.rows)
+        task, placeholder = self.task(part, schema), self.catalyst.placeholder_for(schema)
+        piece = self._piece(placed.rows)
+        step = Step((self._in_buckets(placed, piece),), schema, part, task)
+        return self._add(
+            step, placeholder, lambda: self._operated(placed, piece, task, schema, placeholder)
+        )
+
+    def _operated(
+        self,
+        placed: Placed,
+        piece: Piece,
+        task: ArrowFunction,
+        schema: StructType,
+        placeholder: Plan,
+    ) -> Plan:
+        catalyst, rows = self.catalyst, self._wide(piece)
         if placed.buckets and not placed.grouped:
             rows = catalyst.repartitioned(rows, placed.buckets)
         if placed.one_group:
             rows = catalyst.with_one_hash(rows)
         # a union numbers its tasks differently, so the task's number isn't the bucket
         rows = catalyst.with_column(rows, catalyst.expression("SparkPartitionID"), BUCKET)
-        return self._add(step, catalyst.map_in_arrow(rows, task, schema))
+        return catalyst.map_in_arrow(rows, task, schema, placeholder)
 
     def shared(self, rows: DataFrame) -> Callable[[], DataFrame]:
         """Return a function that makes frames over the same rows, unordered; an epoch computes the rows once."""
-        schema, number = rows.schema, len(self.recorded)
-        write, read = self.share(str(len(self.jobs)), schema)
-        self.jobs.append(self.catalyst.map_in_arrow(self.wide(rows), write, schema))
-        self.recorded.append(Step((self._piece(rows),), schema))
-        return lambda: self._output(number, self._read(read, schema))
+        schema, number, catalyst = rows.schema, len(self.recorded), self.catalyst
+        write, read = self.share(str(len(self._jobs)), schema)
+        piece = self._piece(rows)
+        self.recorded.append(Step((piece,), schema))
+        self._jobs.append(
+            lambda: catalyst.map_in_arrow(
+                self._wide(piece), write, schema, catalyst.placeholder_for(schema)
+            )
+        )
 
-    def wide(self, frame: DataFrame) -> Plan:
-        """Return the wide plan of a frame."""
-        plan = self.catalyst.plan(frame)
-        return self.catalyst.over_leaf(plan, self._cut(plan).wide)
+        def output() -> DataFrame:
+            placeholder = catalyst.placeholder_for(schema)
+            return self._output(number, placeholder, lambda: self._read(read, schema, placeholder))
+
+        return output
+
+    def wide(self, result: DataFrame) -> Callable[[], list[Plan]]:
+        """Return a function that composes the plans of the wide lane for the rows of a frame.
+
+        They run one after the other. Those before the last one write rows that are read more than once.
+        """
+        jobs: list[Callable[[], Plan]] = [*self._jobs, partial(self._wide, self._piece(result))]
+        return lambda: [job() for job in jobs]
+
+    @property
+    def plans(self) -> list[Plan]:
+        """The plans of all pieces, in the order of the steps."""
+        return [piece.plan for step in self.recorded for piece in step.inputs]
+
+    @property
+    def text(self) -> str:
+        """The steps, and the plans of their pieces; the same for the same view, but for the numbers that Spark gives."""
+        steps = [
+            (step.run.name if step.run else "", *(piece.source for piece in step.inputs))
+            for step in self.recorded
+        ]
+        plans = self.catalyst.seq(self.plans).mkString("\n")
+        return f"{steps}\n{plans}"
 
     def release(self) -> None:
-        """Drop the references to Spark's plans once a view is compiled: the compiled view lives on, and would hold them."""
+        """Drop what only the compilation of a view needs: the compiled view lives on, and would hold it."""
         self.recorded.clear()
-        self.jobs.clear()
-        self._cuts.clear()
+
+    def _wide(self, piece: Piece) -> Plan:
+        return self.catalyst.over_leaf(piece.plan, self._cut(piece.plan).wide)
 
     def _cut(self, plan: Plan) -> _Cut:
         return self._cuts[self.catalyst.placeholder_of(plan)]
@@ -170,9 +218,8 @@ class Steps:
         cut = self._cut(plan)
         return Piece(cut.step, cut.placeholder, plan, frame.schema)
 
-    def _in_buckets(self, placed: Placed) -> Piece:
+    def _in_buckets(self, placed: Placed, piece: Piece) -> Piece:
         """Return rows for the short lane, with a column for the number of the bucket unless they are in it already."""
-        piece = self._piece(placed.rows)
         if not placed.buckets:
             return piece
         catalyst = self.catalyst
@@ -183,21 +230,21 @@ class Steps:
         schema = StructType([*piece.schema]).add(BUCKET, IntegerType(), False)
         return replace(piece, plan=plan, schema=schema)
 
-    def _read(self, function: ArrowFunction, schema: StructType) -> Plan:
+    def _read(self, function: ArrowFunction, schema: StructType, placeholder: Plan) -> Plan:
         """Return the output of a function over tasks, which gets the number of its task."""
-        return self.catalyst.map_in_arrow(self._numbers.newInstance(), function, schema)
+        numbers = self._numbers.newInstance()
+        return self.catalyst.map_in_arrow(numbers, function, schema, placeholder)
 
     @cached_property
     def _numbers(self) -> Plan:
         session = self.catalyst.session
         return self.catalyst.plan(session.range(0, self.scan_tasks, 1, self.scan_tasks))
 
-    def _add(self, step: Step, wide: Plan) -> DataFrame:
+    def _add(self, step: Step, placeholder: Plan, compose: Callable[[], Plan]) -> DataFrame:
         self.recorded.append(step)
-        return self._output(len(self.recorded) - 1, wide)
+        return self._output(len(self.recorded) - 1, placeholder, compose)
 
-    def _output(self, number: int, wide: Plan) -> DataFrame:
+    def _output(self, number: int, placeholder: Plan, compose: Callable[[], Plan]) -> DataFrame:
         """Return a frame over a placeholder for the rows of a step."""
-        placeholder = self.catalyst.placeholder(wide.output())
-        self._cuts[self.catalyst.placeholder_of(placeholder)] = _Cut(number, placeholder, wide)
+        self._cuts[self.catalyst.placeholder_of(placeholder)] = _Cut(number, placeholder, compose)
         return self.catalyst.frame(placeholder)

@@ -153,7 +153,7 @@ def limits_over_sorts(catalyst: Catalyst, plan: Plan) -> Plan:
     """
 
     def affected(tree: Plan | Expression) -> bool:
-        return catalyst.contains(tree, "OUTER_REFERENCE")
+        return catalyst.contain([tree], "OUTER_REFERENCE")
 
     def moved(expression: Expression) -> Expression | None:
         if kind(expression) not in SUBQUERIES:

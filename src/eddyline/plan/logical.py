@@ -7,7 +7,8 @@ method that only some classes have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any, Protocol, TypeVar
 
 from pyspark.sql.types import DataType, StructField, StructType, _parse_datatype_json_string
@@ -39,6 +40,7 @@ class Seq(Protocol[T_co]):
 
     def appended(self, value: Any, /) -> Seq[T_co]: ...
     def apply(self, index: int, /) -> T_co: ...
+    def mkString(self, between: str, /) -> str: ...
     def size(self) -> int: ...
     def updated(self, index: int, value: Any, /) -> Seq[T_co]: ...
 
@@ -87,7 +89,6 @@ class Expression(JavaObject, Protocol):
 
     def canonicalized(self) -> Expression: ...
     def children(self) -> Seq[Expression]: ...
-    def containsPattern(self, pattern: Any, /) -> bool: ...
     def dataType(self) -> SparkType: ...
     def deterministic(self) -> bool: ...
     def eval(self, row: Any, /) -> Any: ...
@@ -177,7 +178,6 @@ class Plan(JavaObject, Protocol):
 
     def children(self) -> Seq[Plan]: ...
     def clone(self) -> Plan: ...
-    def containsPattern(self, pattern: Any, /) -> bool: ...
     def execute(self) -> Any: ...
     def expressions(self) -> Seq[Expression]: ...
     def maxRows(self) -> Option[int]: ...
@@ -268,17 +268,26 @@ def child_of(node: N) -> N:
 
 def output_of(plan: Plan) -> list[Expression]:
     """Return the columns of a plan's rows."""
-    return [*trees.cached(plan, "output", lambda: items(plan.output()))]
+    return [*trees.output(plan)]
 
 
 def columns_of(plan: Plan) -> StructType:
     """Return the columns of a plan's output."""
-    return StructType([StructField(one.name(), type_of(one)) for one in output_of(plan)])
+    return StructType([StructField(name_of(one), type_of(one)) for one in output_of(plan)])
 
 
 def expressions_of(plan: Plan) -> list[Expression]:
     """Return the expressions of a plan node, those of its children left aside."""
-    return [*trees.cached(plan, "expressions", lambda: items(plan.expressions()))]
+    return [*trees.expressions(plan)]
+
+
+def needed_ids(plan: Plan, listing: Iterable[str]) -> set[int]:
+    """Return the ids of the attributes that a plan gives, and that its nodes and those of its subqueries refer to.
+
+    Args:
+        listing: kinds of nodes that need each attribute of their children.
+    """
+    return trees.needed_ids(plan, listing)
 
 
 def subqueries_of(plan: Plan) -> list[Plan]:
@@ -341,6 +350,21 @@ def id_of(named: Expression) -> int:
     return trees.cached(named, "id", lambda: named.exprId().id())
 
 
+def name_of(named: Expression) -> str:
+    """Return the name of an attribute or alias."""
+    return trees.name_of(named)
+
+
+def value_of(literal: Expression) -> Any:
+    """Return the value of a literal as Spark has it; only those of whole numbers, booleans and nulls mean something."""
+    return trees.value_of(literal)
+
+
+def sql_of(expressions: Sequence[Expression]) -> list[str]:
+    """Return Spark's SQL of some expressions."""
+    return trees.sql(expressions)
+
+
 def is_deterministic(expression: Expression) -> bool:
     """Return whether Catalyst marks an expression, and all below it, as deterministic."""
     return trees.cached(expression, "deterministic", expression.deterministic)
@@ -348,6 +372,13 @@ def is_deterministic(expression: Expression) -> bool:
 
 def type_of(expression: Expression) -> DataType:
     """Return an expression's type as PySpark's."""
-    return trees.cached(
-        expression, "type", lambda: _parse_datatype_json_string(trees.type_json(expression))
-    )
+    return trees.cached(expression, "type", lambda: _parsed(trees.type_json(expression)))
+
+
+def _parsed(type_json: str) -> DataType:
+    """Return a type that is given as JSON; a new object if it is nested, as such a one can be changed."""
+    nested = type_json.startswith("{")
+    return _parse_datatype_json_string(type_json) if nested else _parsed_once(type_json)
+
+
+_parsed_once = cache(_parse_datatype_json_string)

@@ -38,6 +38,7 @@ from eddyline.plan.logical import (
     id_of,
     items,
     kind,
+    name_of,
     output_of,
     type_of,
 )
@@ -68,7 +69,7 @@ class Compiled:
     """A compiled view or table.
 
     Attributes:
-        plans: Spark plans that run an epoch when they are executed, one after the other.
+        jobs: composes the plans that run an epoch as jobs of Spark, one after the other.
         node: the DAG, for `explain`.
         schema: the columns that users see.
         order: how the rows are sorted for users; the sort keys come after the columns.
@@ -82,7 +83,7 @@ class Compiled:
         final: with EMIT FINAL, the position of the column that makes a row final, and its bound.
     """
 
-    plans: Sequence[Plan]
+    jobs: Callable[[], Sequence[Plan]]
     node: Node
     schema: StructType
     order: tuple[Order, ...]
@@ -148,7 +149,7 @@ def compile_view(build: Build, query: Query, *, final: bool = False) -> Compiled
         frame, delta = _held(build, frame, delta, columns, names, closes)
     build.sub_plans.clear()  # a build is kept, and they would keep Spark's plans in the JVM
     return Compiled(
-        _plans(build, _collected(build, frame, delta, columns)),
+        _jobs(build, _collected(build, frame, delta, columns)),
         _view_node(build, delta, names),
         _user_schema(build, names, output),
         order,
@@ -171,7 +172,7 @@ def _view_node(build: Build, delta: Delta, names: Sequence[str]) -> Node:
 
 
 def _column_names(build: Build, analyzed: Plan) -> list[str]:
-    names = [attribute.name() for attribute in output_of(analyzed)]
+    names = [name_of(attribute) for attribute in output_of(analyzed)]
     folded = [name.lower() for name in names]
     doubled = sorted({name for name in names if folded.count(name.lower()) > 1})
     if doubled:
@@ -196,13 +197,12 @@ def _collected(build: Build, frame: DataFrame, delta: Delta, columns: Sequence[s
     return build.run(placed, Materialize(len(columns)), [], single=single)
 
 
-def _plans(build: Build, result: DataFrame) -> list[Plan]:
-    """Return the plans of the wide lane."""
-    plans = [*build.steps.jobs, build.steps.wide(result)]
+def _jobs(build: Build, result: DataFrame) -> Callable[[], Sequence[Plan]]:
+    """Return what composes the plans of the wide lane."""
     # a subquery of Spark would see changes instead of rows
-    if any(build.catalyst.contains(plan, "PLAN_EXPRESSION") for plan in plans):
+    if build.catalyst.contain(build.steps.plans, "PLAN_EXPRESSION"):
         raise build.refused(MISPLACED_SUBQUERY)
-    return plans
+    return build.steps.wide(result)
 
 
 def _closing(build: Build, bounds: Mapping[int, Bound]) -> tuple[int, Bound]:
@@ -263,7 +263,7 @@ def compile_table(
         shuffle=True, children=(leaf,),
     )  # fmt: skip
     return Compiled(
-        _plans(build, done), node, schema, (), append_only=False, build=build, key=key or None
+        _jobs(build, done), node, schema, (), append_only=False, build=build, key=key or None
     )
 
 
@@ -340,8 +340,8 @@ def _relation(build: Build, node: Plan, condition: Expression | None = None) -> 
 
 def _constant(build: Build, node: Plan) -> Delta:
     output = output_of(node)
-    named = [build.catalyst.alias(a, f"c{i}") for i, a in enumerate(output)]
-    frame = build.constant(build.catalyst.frame(build.catalyst.project(named, node)))
+    named = build.catalyst.project_as([(a, f"c{i}") for i, a in enumerate(output)], node)
+    frame = build.constant(build.catalyst.frame(named))
     plan, others = build.rebound(frame, output)
     shown = Node("Constant", "stateless", node_text(node))
     return Delta(plan, others[0], shown, append_only=True, single=build.scan_tasks == 1)

@@ -1,7 +1,7 @@
 """Checks a physical plan: each stateful operator must get its rows in the buckets of its state.
 
 A bucket of the state belongs to one task. Spark omits a shuffle if it considers the rows as distributed
-already, and its rules differ between versions. So the physical plan is checked before any epoch runs it.
+already, and its rules differ between versions. So each physical plan is checked before it runs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from eddyline.errors import EngineError
 from eddyline.plan.logical import Plan, children_of, kind, tree
 from eddyline.plan.nodes import StatefulPart
+
+WRONG_PARTITIONS = "WRONG_PARTITIONS"
 
 _OPERATOR, _SHUFFLE = "MapInArrowExec", "ShuffleExchangeExec"
 
@@ -60,7 +62,7 @@ def _tasks(plan: Plan, buckets: Mapping[str, int]) -> int:
 def _wrong(view: str, operator: str, what: str) -> EngineError:
     return EngineError(
         f"operator {operator} has {what}",
-        condition="WRONG_PARTITIONS",
+        condition=WRONG_PARTITIONS,
         view=view,
         hint="this is a bug; report the query and the version of Spark",
     )

@@ -24,6 +24,7 @@ from eddyline.plan.logical import (
     output_of,
     subqueries_of,
     type_of,
+    value_of,
 )
 
 Places = dict[int, "int | Constant | None"]
@@ -110,7 +111,7 @@ def _passed(column: Expression, place: Places) -> int | Constant | None:
     literal = child_of(value) if cast else value
     if kind(literal) != "Literal":
         return None
-    given = literal.value()
+    given = value_of(literal)
     if given is None:
         return Constant(None)
     simple = isinstance(type_of(literal), BooleanType | IntegerType | LongType)

@@ -18,6 +18,7 @@ from eddyline.plan.logical import (
     items,
     kind,
     output_of,
+    sql_of,
 )
 
 TEXT_MAX = 200
@@ -36,12 +37,12 @@ _INTERNAL = re.compile(r"('(?:[^'\\]|\\.)*')|#\d+L?|__auto_generated_subquery_na
 
 def text(expression: Expression) -> str:
     """Return an expression as SQL, cut to `TEXT_MAX` characters."""
-    return _shortened(_sql(expression))
+    return texts([expression])[0]
 
 
 def texts(expressions: Sequence[Expression]) -> tuple[str, ...]:
     """Return several expressions as SQL."""
-    return tuple(text(expression) for expression in expressions)
+    return tuple(map(_shortened, _sql(expressions)))
 
 
 def condition_text(condition: Option[Expression]) -> str:
@@ -53,7 +54,7 @@ def node_text(node: Plan) -> str:
     """Return what a plan node computes, cut to `TEXT_MAX` characters."""
     listed = _LISTED.get(kind(node))
     if listed is not None:
-        shown = ", ".join(map(_sql, listed(node)))
+        shown = ", ".join(_sql(listed(node)))
         if _EXTRACTED.search(shown):
             calls = dict(_extracted(node))
             shown = _EXTRACTED.sub(lambda name: calls.get(name[0], name[0]), shown)
@@ -91,13 +92,15 @@ _LISTED: dict[str, Callable[..., list[Expression]]] = {
 }
 
 
-def _sql(expression: Expression) -> str:
-    """Return Spark's SQL of an expression with each wrapper replaced by what it wraps."""
-    shown = expression.sql()
-    if _WRAPPED.search(shown):
-        for wrapper in _wrappers(expression):
-            shown = shown.replace(wrapper.sql(), _sql(children_of(wrapper)[0]))
-    return shown.replace(_GROUPING_ID, "grouping_id()")
+def _sql(expressions: Sequence[Expression]) -> list[str]:
+    """Return Spark's SQL of some expressions with each wrapper replaced by what it wraps."""
+    found = sql_of(expressions)
+    for place, expression in enumerate(expressions):
+        if _WRAPPED.search(found[place]):
+            for wrapper in _wrappers(expression):
+                (inner,) = _sql(children_of(wrapper)[:1])
+                found[place] = found[place].replace(wrapper.sql(), inner)
+    return [shown.replace(_GROUPING_ID, "grouping_id()") for shown in found]
 
 
 def _extracted(node: Plan) -> Iterator[tuple[str, str]]:
@@ -106,7 +109,7 @@ def _extracted(node: Plan) -> Iterator[tuple[str, str]]:
         yield from _extracted(child)
         if kind(child) == "Window":
             for named in items(child.windowExpressions()):
-                yield named.name(), _sql(named.child())
+                yield named.name(), _sql([named.child()])[0]
 
 
 def _wrappers(expression: Expression) -> Iterator[Expression]:

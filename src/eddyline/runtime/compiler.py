@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -38,7 +37,6 @@ from eddyline.plan.lower import (
     operations_schema,
 )
 from eddyline.plan.nodes import Leaf, StatefulPart
-from eddyline.plan.partitions import check_partitions
 from eddyline.plan.reading_order import earlier_leaves
 from eddyline.plan.refusals import FOREIGN, foreign_view
 from eddyline.runtime.empty_frames import Frames
@@ -48,8 +46,8 @@ from eddyline.runtime.relations import as_seen, in_log, plain, relation_of
 from eddyline.runtime.scan import LeafScan
 from eddyline.runtime.shared import SharedReader, SharedRows, SharedWriter
 from eddyline.runtime.short_lane import DriverRun, NotShortError
-from eddyline.runtime.sizes import keeps_rows_short
 from eddyline.runtime.table import TableUpkeep
+from eddyline.runtime.wide_lane import WidePlan
 from eddyline.source.log_files import write_rows
 from eddyline.source.segment_readers import Reader
 from eddyline.source.segments import Segment
@@ -57,7 +55,7 @@ from eddyline.spark.driver import Driver
 from eddyline.spark.failures import FAILURES, query_error
 from eddyline.spark.jvm import check_jvm
 from eddyline.spark.schema import arrow_schema, plain_schema
-from eddyline.spark.session import active, cloned, epoch_session
+from eddyline.spark.session import epoch_session
 from eddyline.sql.names import mentions, quoted
 from eddyline.state.recover import CONSTANTS
 from eddyline.storage.files import Files
@@ -121,7 +119,7 @@ class Compiler:
     ) -> None:
         self.spark = spark
         self.frames = Frames(spark)
-        self.catalyst = Catalyst(session)
+        self.catalyst = _planning(session)
         self.files = files
         self.options = options
         self.buckets = buckets
@@ -132,7 +130,7 @@ class Compiler:
     def use_buckets(self, buckets: int, session: SparkSession) -> None:
         """Compile from now on for another number of buckets, in a session made for that number."""
         self.buckets = buckets
-        self.catalyst = Catalyst(session)
+        self.catalyst = _planning(session)
 
     def mentioned(self, query: str, catalog: Catalog) -> list[str]:
         """Return the relations whose names occur in a query, upstream first: it reads no others."""
@@ -206,9 +204,8 @@ class Compiler:
         compiled = compile_view(build, checked_query(build, analyzed), final=entry.final)
         read = {relations[rdd].name for rdd in leaves(catalyst, analyzed) if rdd in relations}
         upstream = [name for name in upstream if name in read]
-        with ThreadPoolExecutor(1) as pool:  # most of the time is spent in Spark, on other cores
-            short = pool.submit(self._short, build)
-            return self._planned(entry, catalog, compiled, upstream, short.result)
+        catalyst.keep_operators()
+        return self._planned(entry, catalog, compiled, upstream, self._short(build))
 
     def lineage(self, entry: Entry, catalog: Catalog) -> Lineage:
         """Return for each column of a view the columns of its inputs that it is derived from.
@@ -251,11 +248,9 @@ class Compiler:
         """Return a view's plan for the short lane; None if it can't run there, or the lane is switched off."""
         if not self.options.short_lane_rows:
             return None
-        session = cloned(build.catalyst.session)
+        catalyst = build.catalyst
         try:
-            catalyst = Catalyst(session)
-            with active(session), catalyst.keeping_operators():
-                return DriverRun(Driver(session), catalyst, build.steps.recorded)
+            return DriverRun(Driver(catalyst.session), catalyst, build.steps.recorded)
         except (NotShortError, Py4JError, PySparkException) as error:
             logger.info("view %s always runs as a Spark job: %s", build.view, error)
             return None
@@ -284,6 +279,7 @@ class Compiler:
             entry.id,
             entry.name,
             upkeep,
+            None,
             tuple(build.leaves),
             (part,),
             0,
@@ -416,31 +412,34 @@ class Compiler:
         catalog: Catalog | None,
         compiled: Compiled,
         upstream: Sequence[str],
-        short: Callable[[], DriverRun | None] = lambda: None,
+        short: DriverRun | None = None,
     ) -> CompiledPlan:
         """Return the plan that epochs run.
 
         Args:
-            short: returns the plan for the short lane.
+            short: the plan for the short lane.
+
+        Raises:
+            EngineError: WRONG_PARTITIONS, if there is no plan for the short lane.
+            Exception: whatever Spark raises.
         """
         build = compiled.build
-        with build.catalyst.keeping_operators():
-            *before, physical = physicals = [*map(build.catalyst.executable, compiled.plans)]
-        check_partitions(entry.name, physicals, build.parts)
         levels = [catalog.level(catalog.get(name)) for name in upstream] if catalog else []
-        shown = "\n".join(one.toString() for one in physicals) if catalog else ""
+        shown = build.steps.text if catalog else ""
+        wide = WidePlan(entry.name, build.catalyst, compiled.jobs, build.parts)
+        if short is None:
+            _ = wide.jobs  # what Spark can't plan is refused now
         plan = EpochPlan(
             entry.id,
             entry.name,
-            physical,
+            None,
+            wide,
             tuple(build.leaves),
             tuple(build.parts),
             1 + max(levels, default=0) if catalog else 0,
             fingerprint(build.parts, build.leaves, build.hash_bits, shown),
-            short(),
+            short,
             compiled.key,
-            tuple(before),
-            keeps_rows_short(shown),
             earlier_leaves(build.steps.recorded),
         )
         build.steps.release()
@@ -450,6 +449,13 @@ class Compiler:
             for i, kind in enumerate(compiled.order_types):
                 stored.add(StructField(_unused(f"order_{i}", stored.names), kind))
         return CompiledPlan(plan, compiled, stored, tuple(upstream))
+
+
+def _planning(session: SparkSession) -> Catalyst:
+    """Return a bridge to Spark for a session that only plans what is compiled already."""
+    catalyst = Catalyst(session)
+    catalyst.keep_operators()
+    return catalyst
 
 
 def check_query(catalyst: Catalyst, text: str) -> None:

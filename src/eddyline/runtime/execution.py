@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from eddyline.errors import EddylineError, EngineError
 from eddyline.plan.catalyst import Catalyst
+from eddyline.plan.partitions import WRONG_PARTITIONS
 from eddyline.runtime.context import PROPERTY, EpochContext, inputs_name
 from eddyline.runtime.lane_choice import SHORT, WIDE, Lanes
 from eddyline.runtime.plans import EpochPlan, Reports, ShortPlan
@@ -18,13 +19,13 @@ from eddyline.runtime.rows_at_fault import Piece, pieces_at_fault
 from eddyline.runtime.shared import SharedRows
 from eddyline.runtime.shared_scans import SharedScans
 from eddyline.runtime.sizes import has_short_rows, has_short_state, rows_of
-from eddyline.runtime.table import TableUpkeep
 from eddyline.runtime.view_failures import (
     VIEW_FAILING,
     failed_in_driver,
     failed_view,
     fails_on_rows,
 )
+from eddyline.runtime.wide_lane import Jobs
 from eddyline.source.segments import Segment, distribute
 from eddyline.spark.failures import worker_died
 from eddyline.spark.jvm import check_jvm
@@ -36,6 +37,9 @@ from eddyline.storage.files import Files
 DEATHS = 3
 """So many deaths of a worker, one behind the other, are the fault of the view whose rows it works on."""
 KILLS_WORKERS = "a Python worker died on them, and again when they were tried alone"
+
+_OF_THE_VIEW = (VIEW_FAILING, WRONG_PARTITIONS)
+"""The conditions of errors that other views don't share."""
 
 logger = logging.getLogger("eddyline.epochs")
 
@@ -74,7 +78,7 @@ class Execution:
 
     def assign(self, folder: str, plan: EpochPlan, segments: Mapping[str, list[Segment]]) -> None:
         """Write the segments of each task of each leaf; a table's plan has no tasks."""
-        if isinstance(plan.physical, TableUpkeep):
+        if plan.upkeep is not None:
             return
         document = {
             leaf: [[s.as_dict() for s in task] for task in distribute(own, self.scan_tasks)]
@@ -99,7 +103,7 @@ class Execution:
             check_jvm(error)
             if not plan.level:
                 raise  # only views can be left out of an epoch
-            if error.condition == VIEW_FAILING:
+            if error.condition in _OF_THE_VIEW:
                 return Attempted(error)
             if worker_died(error.__cause__) and all(
                 self._fails(plan, pieces, context) for _ in range(DEATHS - 1)
@@ -132,10 +136,10 @@ class Execution:
         self, plan: EpochPlan, pieces: Sequence[Piece], context: EpochContext
     ) -> Reports | None:
         """Execute a plan; return the reports, or None if Spark's tasks have written them."""
-        if isinstance(plan.physical, TableUpkeep):
-            return plan.physical(context, [segment for _, segment in pieces])
+        if plan.upkeep is not None:
+            return plan.upkeep(context, [segment for _, segment in pieces])
         if plan.short is None:
-            self._as_job(plan, pieces, context)
+            self._as_job(plan, _jobs(plan), pieces, context)
             return None
         rows, operators = rows_of(s for _, s in pieces), len(plan.parts)
         lane = self.lanes.choose(plan.id, rows, operators)
@@ -144,28 +148,31 @@ class Execution:
         if lane == SHORT:
             reported = self._in_driver(plan, plan.short, pieces, context)
         if reported is None:
+            jobs = _jobs(plan)  # planned only once, so it isn't measured
             begun = time.perf_counter()
-            self._as_job(plan, pieces, context)
+            self._as_job(plan, jobs, pieces, context)
             self.lanes.measured(plan.id, WIDE, rows, time.perf_counter() - begun, operators)
         if lane == SHORT:  # with the job, if it took one after all
             self.lanes.measured(plan.id, SHORT, rows, time.perf_counter() - started, operators)
         return reported
 
-    def _as_job(self, plan: EpochPlan, pieces: Sequence[Piece], context: EpochContext) -> None:
+    def _as_job(
+        self, plan: EpochPlan, jobs: Jobs, pieces: Sequence[Piece], context: EpochContext
+    ) -> None:
         """Run a plan in the wide lane."""
         properties = {PROPERTY: context.as_property(), DESCRIPTION: f"eddyline {plan.name}"}
         if (
-            plan.short_rows
+            jobs.short_rows
             and has_short_rows(self.files, [segment for _, segment in pieces])
             and has_short_state(read_manifest(self.files, context.base), plan.id)
         ):
             properties[BATCH_BYTES] = UNLIMITED
         try:
-            for physical in (*plan.before, plan.physical):
+            for physical in jobs.plans:
                 self.catalyst.run(physical, properties)
         except Exception as error:  # whatever Spark raises: it is named and passed on
             raise failed_view(plan.name, error) from error
-        if plan.before:
+        if len(jobs.plans) > 1:
             with contextlib.suppress(OSError, EddylineError):  # else they go with the old epochs
                 SharedRows(self.files, plan.id).remove(context.folder)
 
@@ -183,6 +190,17 @@ class Execution:
                 raise named from error
             logger.warning("view %s runs as a Spark job now: %s", plan.name, named.message)
             return None
+
+
+def _jobs(plan: EpochPlan) -> Jobs:
+    """Return the jobs of a plan; EngineError if Spark can't plan them, or plans them wrongly."""
+    assert plan.wide is not None
+    try:
+        return plan.wide.jobs
+    except EddylineError:
+        raise
+    except Exception as error:  # whatever Spark raises: it is named and passed on
+        raise failed_view(plan.name, error) from error
 
 
 def _by_leaf(plan: EpochPlan, pieces: Sequence[Piece]) -> dict[str, list[Segment]]:

@@ -18,6 +18,7 @@ from eddyline.operators.base import STATE_VERSION
 from eddyline.plan.nodes import Leaf, StatefulPart
 from eddyline.runtime.context import EpochContext, arrangement_name
 from eddyline.runtime.shared_scans import SharedScans
+from eddyline.runtime.wide_lane import WidePlan
 from eddyline.source.segments import Segment
 from eddyline.state.manifest import ROWS, Manifest
 
@@ -31,7 +32,7 @@ _COMMON = re.compile(r"_common_expr_\d+")  # Spark numbers them through all plan
 
 
 def fingerprint(
-    parts: Sequence[StatefulPart], leaves: Sequence[Leaf], hash_bits: int, physical: str = ""
+    parts: Sequence[StatefulPart], leaves: Sequence[Leaf], hash_bits: int, steps: str = ""
 ) -> str:
     """Return a text that is equal for plans that write and read the same state.
 
@@ -39,21 +40,21 @@ def fingerprint(
     Spark's plan between them and Spark's version.
 
     Args:
-        physical: the text of Spark's physical plan; empty for a table or stream.
+        steps: the text of Spark's plans between the operators; empty for a table or stream.
     """
     layouts = [(part.name, part.operator, part.buckets, part.operator.layouts) for part in parts]
-    stable = _VOLATILE.sub("", _LAMBDA.sub(r"lambda \1", physical))
+    stable = _VOLATILE.sub("", _LAMBDA.sub(r"lambda \1", steps))
     numbers = {name: place for place, name in enumerate(dict.fromkeys(_COMMON.findall(stable)))}
     stable = _COMMON.sub(lambda name: f"_common_expr_{numbers[name[0]]}", stable)
     lines = [_canonical(line) for line in stable.splitlines()]
     expiry = [part.expiry for part in parts]
     form = repr((STATE_VERSION, hash_bits, layouts, expiry, list(leaves), lines))
     digest = hashlib.sha256(form.encode()).hexdigest()[:16]
-    return f"{digest} spark {pyspark.__version__}" if physical else digest
+    return f"{digest} spark {pyspark.__version__}" if steps else digest
 
 
 def _canonical(line: str) -> str:
-    """Return a line of a physical plan with the terms of a condition sorted: Spark keeps them in sets."""
+    """Return a line of a plan with the terms of a condition sorted: Spark keeps them in sets."""
     return " AND ".join(sorted(line.split(" AND "))) if "Filter" in line else line
 
 
@@ -86,34 +87,40 @@ class ShortPlan(Protocol):
         ...
 
 
+class Upkeep(Protocol):
+    """Applies the operations of a table; see `runtime/table.py`."""
+
+    def __call__(self, context: EpochContext, segments: Sequence[Segment]) -> Reports:
+        """Apply the operations of some segments of the redo log."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class EpochPlan:
     """A compiled table or view as epochs run it.
 
     Attributes:
         id, name: id and name of the catalog entry.
-        physical: Spark's physical plan of a view, opaque here; the TableUpkeep of a table.
-        before: physical plans to run first: they write rows that the plan reads more than once.
+        upkeep: applies the operations of a table in the driver; None for a view or stream.
+        wide: the plan for the wide lane; None for a table.
         leaves, parts: inputs and stateful operators; the last part holds the result.
         level: distance from the sources; plans of one level run side by side.
         fingerprint: equal for plans that write and read the same state; see `fingerprint`.
         short: the plan for the short lane; None if it can't run there.
         key: places of the columns that identify a row of the result; None if there is no known key.
         earlier: for leaves the ones that a filling in pieces reads before them; see `plan/reading_order.py`.
-        short_rows: whether no output row is much longer than the input rows that it is computed from.
     """
 
     id: str
     name: str
-    physical: Any
+    upkeep: Upkeep | None
+    wide: WidePlan | None
     leaves: tuple[Leaf, ...]
     parts: tuple[StatefulPart, ...]
     level: int
     fingerprint: str
     short: ShortPlan | None = None
     key: tuple[int, ...] | None = None
-    before: tuple[Any, ...] = ()
-    short_rows: bool = False
     earlier: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @property

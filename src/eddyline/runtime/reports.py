@@ -12,7 +12,6 @@ from eddyline.intake.watermarks import Observed, Watermarks
 from eddyline.plan.nodes import Leaf, StatefulPart
 from eddyline.runtime.context import REPORT, arrangement_name
 from eddyline.runtime.plans import EpochPlan, Reports
-from eddyline.runtime.table import TableUpkeep
 from eddyline.runtime.worker import CPU
 from eddyline.state.manifest import Failure, runs_of
 from eddyline.state.run_lists import Buckets, Place
@@ -135,7 +134,7 @@ def collect_reports(
         deleted = total.pop("deleted", 0)  # the last one has the result
         state.counters[f"{plan.name}/{part.name}"] = total
         state.count(OPERATORS + part.operator.family, "us", total.get("us", 0))
-        if isinstance(plan.physical, TableUpkeep):  # it has no leaf
+        if plan.upkeep is not None:  # it has no leaf
             rows_in = total["in"]
     # readers find the arrangement by its name even if it has no row
     state.arrangements.setdefault(plan.result, {})

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -29,7 +31,8 @@ from eddyline.runtime.scan import LeafScan
 from eddyline.runtime.shared_scans import SharedScans
 from eddyline.source.segments import Segment
 from eddyline.spark.driver import Driver, DriverPlan, TaskContext
-from eddyline.spark.threads import parts_at_once
+from eddyline.spark.session import active
+from eddyline.spark.threads import parts_at_once, side_by_side
 from eddyline.state.retyping import cast_to
 
 OUTPUT_ROWS_MAX = 1_000_000
@@ -196,9 +199,10 @@ class DriverRun:
         if os.environ.get("PYSPARK_PIN_THREAD", "true").lower() != "true":
             raise NotShortError("PYSPARK_PIN_THREAD is off")
         self.driver = driver
+        pieces = iter(_pieces(driver, catalyst, [one for step in steps for one in step.inputs]))
         self.steps = [
             _Step(
-                tuple(_piece(driver, catalyst, piece) for piece in step.inputs),
+                tuple(islice(pieces, len(step.inputs))),
                 step.run,
                 step.function.in_driver() if isinstance(step.run, StatefulPart) else step.function,
                 driver.schema(step.schema),
@@ -270,6 +274,18 @@ class DriverRun:
         return _Rows(pa.concat_tables([step.schema.empty_table(), *cast]), of)
 
 
+def _pieces(driver: Driver, catalyst: Catalyst, pieces: Sequence[Piece]) -> list[_Piece]:
+    """Prepare pieces for the driver, on several cores; raise NotShortError if one can't run there."""
+    threads = max(min(parts_at_once(), len(pieces)), 1)
+
+    def each_of(some: Sequence[Piece]) -> list[_Piece]:
+        with active(driver.session):
+            return [_piece(driver, catalyst, piece) for piece in some]
+
+    shares = side_by_side([partial(each_of, pieces[n::threads]) for n in range(threads)])
+    return [shares[n % threads][n // threads] for n in range(len(pieces))]
+
+
 def _piece(driver: Driver, catalyst: Catalyst, piece: Piece) -> _Piece:
     """Prepare a piece for the driver; raise NotShortError if it can't run there."""
     plan: DriverPlan | _Passing
@@ -297,9 +313,7 @@ def _driver_plan(
     Raises:
         NotShortError: it can't run in the driver.
     """
-    logical = catalyst.over_leaf(plan, driver.leaf(leaf))
-    # all rows are in one partition already, and so need no shuffle
-    physical: Plan = driver.narrow(catalyst.executable(catalyst.resolved(logical)))
+    physical: Plan = driver.planned(catalyst.over_leaf(plan, driver.leaf(leaf)))
     nodes = list(tree(physical))
     kinds = [kind(node) for node in nodes]
     wide = [name for name in kinds if name not in _NARROW]

@@ -9,9 +9,11 @@ import java.io.ObjectStreamClass;
 import java.io.RandomAccessFile;
 import java.io.UncheckedIOException;
 import java.lang.management.ManagementFactory;
+import java.lang.reflect.Constructor;
 import java.lang.reflect.Field;
 import java.nio.ByteBuffer;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.Collections;
 import java.util.Iterator;
 import java.util.List;
@@ -28,13 +30,20 @@ import org.apache.spark.memory.MemoryManager;
 import org.apache.spark.memory.TaskMemoryManager;
 import org.apache.spark.rdd.ParallelCollectionPartition;
 import org.apache.spark.rdd.RDD;
+import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.catalyst.plans.physical.SinglePartition$;
+import org.apache.spark.sql.classic.SparkSession;
+import org.apache.spark.sql.execution.CommandExecutionMode;
 import org.apache.spark.sql.execution.InputAdapter;
+import org.apache.spark.sql.execution.LogicalRDD;
 import org.apache.spark.sql.execution.RDDScanExec;
 import org.apache.spark.sql.execution.SparkPlan;
 import org.apache.spark.sql.execution.WholeStageCodegenExec;
 import org.apache.spark.sql.execution.arrow.ArrowConverters$;
 import org.apache.spark.sql.execution.exchange.ShuffleExchangeExec;
 import org.apache.spark.sql.types.StructType;
+import scala.Enumeration;
+import scala.Option;
 import scala.jdk.javaapi.CollectionConverters;
 import scala.reflect.ClassTag$;
 
@@ -68,19 +77,26 @@ public final class Evaluator {
         this.settingsField.setAccessible(true);
     }
 
-    /** Rows that come later, as the leaf of a plan reads them. */
-    public Rows rows(SparkContext context, StructType schema) {
-        return new Rows(context, schema, zone);
+    /** A leaf of one partition with the columns of another plan, whose rows come later. */
+    public Object leaf(SparkSession session, LogicalPlan like) throws ReflectiveOperationException {
+        Object none = Option.empty();
+        Object rows = new Rows(session.sparkContext(), like.schema(), zone);
+        Object single = SinglePartition$.MODULE$, unordered = PythonUtils.toSeq(Collections.emptyList());
+        Object[] given = {like.output(), rows, single, unordered, false, none, session, none, none, false};
+        Constructor made = LogicalRDD.class.getConstructors()[0]; // some versions of Spark need fewer values
+        return made.newInstance(Arrays.copyOf(given, made.getParameterCount()));
     }
 
     /**
-     * A physical plan without shuffles, as all rows are in one partition already.
+     * The physical form of a resolved plan over such a leaf. It has no shuffles, as all rows are in one partition already.
      *
      * Its input is turned into Spark's own rows first: the code that Spark generates for functions like
      * `transform` fails on an array from Arrow with a null in it.
      */
-    public SparkPlan narrow(SparkPlan plan) {
-        return narrow(plan, false);
+    public SparkPlan planned(SparkSession session, LogicalPlan plan) {
+        plan.setAnalyzed();
+        Enumeration.Value all = CommandExecutionMode.ALL();
+        return narrow(session.sessionState().executePlan(plan, all).executedPlan(), false);
     }
 
     /** Interpreted, it has none of the nodes that stand for generated code either. */
@@ -245,7 +261,7 @@ public final class Evaluator {
         /** End the task, which gives its memory back; return the CPU time of the thread since its beginning in nanoseconds. */
         public long close() throws IOException {
             try {
-                context.markTaskCompleted(scala.Option.apply(null));
+                context.markTaskCompleted(Option.apply(null));
                 memory.cleanUpAllAllocatedMemory();
             } finally {
                 TaskContext$.MODULE$.unset();

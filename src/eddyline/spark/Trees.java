@@ -1,15 +1,31 @@
 package eddyline;
 
+import java.util.Arrays;
+import java.util.HashSet;
+import java.util.Map;
+import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
+
+import com.fasterxml.jackson.core.JsonProcessingException;
+import com.fasterxml.jackson.databind.ObjectMapper;
 import org.apache.spark.api.python.PythonUtils;
 import org.apache.spark.sql.catalyst.expressions.Alias;
 import org.apache.spark.sql.catalyst.expressions.AttributeReference;
 import org.apache.spark.sql.catalyst.expressions.ExprId;
 import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.Literal;
 import org.apache.spark.sql.catalyst.expressions.NamedExpression;
 import org.apache.spark.sql.catalyst.expressions.NamedExpression$;
 import org.apache.spark.sql.catalyst.plans.QueryPlan;
+import org.apache.spark.sql.catalyst.plans.logical.LocalRelation;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.catalyst.plans.logical.Project;
 import org.apache.spark.sql.catalyst.trees.TreeNode;
+import org.apache.spark.sql.catalyst.trees.TreePattern;
+import org.apache.spark.sql.catalyst.types.DataTypeUtils;
+import org.apache.spark.sql.types.AtomicType;
+import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.StructType;
 import py4j.Gateway;
 import scala.collection.Iterator;
 import scala.collection.Seq;
@@ -21,6 +37,9 @@ import scala.collection.Seq;
  * finds it, and releases it, as if Py4J had returned it.
  */
 public final class Trees {
+    private static final String UNKNOWN = "-";
+    private static final Map ATOMIC = new ConcurrentHashMap(); // what was returned for atomic types
+
     private final Gateway gateway;
     private final scala.collection.immutable.Seq empty = PythonUtils.toSeq(new java.util.ArrayList());
 
@@ -34,7 +53,7 @@ public final class Trees {
         for (Iterator i = values.iterator(); i.hasNext();) {
             Object one = i.next();
             if (one instanceof Expression) {
-                describeChild((Expression) one, text);
+                describeTree(gateway.putNewObject(one), (Expression) one, text);
                 continue;
             }
             describe(gateway.putNewObject(one), one, text);
@@ -43,41 +62,95 @@ public final class Trees {
         return text.toString();
     }
 
-    /** A plan or expression, each node before those below it; a plan's subqueries come after its children. */
+    /** The attributes of a plan's output, as `elements` does. */
+    public String output(QueryPlan plan) {
+        return elements(plan.output());
+    }
+
+    /**
+     * A plan or expression, each node before those below it; the subqueries of a plan come after its children, and then
+     * the expressions of a logical plan.
+     */
     public String tree(TreeNode root) {
         StringBuilder text = new StringBuilder();
-        describeTree("-", root, text); // Python has it already
+        describeTree(UNKNOWN, root, text); // Python has it already
         return text.toString();
     }
 
     private void describeTree(String id, TreeNode node, StringBuilder text) {
         describe(id, node, text);
-        Seq subqueries = node instanceof QueryPlan ? ((QueryPlan) node).subqueries() : null;
-        if (subqueries != null) {
+        Seq subqueries = node instanceof QueryPlan ? ((QueryPlan) node).subqueries() : empty;
+        Seq expressions = node instanceof LogicalPlan ? ((QueryPlan) node).expressions() : empty;
+        if (node instanceof QueryPlan) {
             text.append(' ').append(subqueries.size());
         }
-        text.append('\n');
-        for (Iterator i = node.children().iterator(); i.hasNext();) {
-            describeChild((TreeNode) i.next(), text);
+        if (node instanceof LogicalPlan) {
+            text.append(' ').append(expressions.size());
         }
-        if (subqueries != null) {
-            for (Iterator i = subqueries.iterator(); i.hasNext();) {
-                describeChild((TreeNode) i.next(), text);
+        text.append('\n');
+        describeAll(node.children(), text);
+        describeAll(subqueries, text);
+        describeAll(expressions, text);
+    }
+
+    private void describeAll(Seq nodes, StringBuilder text) {
+        for (Iterator i = nodes.iterator(); i.hasNext();) {
+            TreeNode node = (TreeNode) i.next();
+            describeTree(gateway.putNewObject(node), node, text);
+        }
+    }
+
+    /**
+     * Its id in Py4J, class, number of children, whether it is deterministic, id of a named expression, name and type
+     * of an attribute or the value of a literal; `-` for what it hasn't, or what isn't plain.
+     */
+    private void describe(String id, Object one, StringBuilder text) {
+        text.append(id).append(' ').append(one.getClass().getName());
+        text.append(' ').append(one instanceof TreeNode ? ((TreeNode) one).children().size() : 0);
+        if (!(one instanceof Expression)) {
+            text.append(" - - - -");
+            return;
+        }
+        text.append(((Expression) one).deterministic() ? " 1 " : " 0 ");
+        boolean attribute = one instanceof AttributeReference;
+        boolean named = attribute || one instanceof Alias;
+        text.append(named ? String.valueOf(((NamedExpression) one).exprId().id()) : UNKNOWN);
+        if (attribute) {
+            text.append(' ').append(plain(((NamedExpression) one).name()));
+            text.append(' ').append(atomic(((Expression) one).dataType()));
+        } else {
+            text.append(' ').append(one instanceof Literal ? value((Literal) one) : UNKNOWN).append(" -");
+        }
+    }
+
+    /** A null, boolean or whole number as JSON. */
+    private static String value(Literal literal) {
+        Object one = literal.value();
+        boolean simple = one == null || one instanceof Boolean || one instanceof Integer || one instanceof Long;
+        return simple ? String.valueOf(one) : UNKNOWN;
+    }
+
+    /** An atomic type as JSON. */
+    private static String atomic(DataType type) {
+        if (!(type instanceof AtomicType)) {
+            return UNKNOWN;
+        }
+        String known = (String) ATOMIC.get(type);
+        if (known == null) {
+            known = plain(type.json());
+            ATOMIC.put(type, known);
+        }
+        return known;
+    }
+
+    /** A text of visible ASCII characters. */
+    private static String plain(String text) {
+        for (int i = 0; i < text.length(); i++) {
+            if (text.charAt(i) <= ' ' || text.charAt(i) > '~') {
+                return UNKNOWN;
             }
         }
-    }
-
-    private void describeChild(TreeNode node, StringBuilder text) {
-        describeTree(gateway.putNewObject(node), node, text);
-    }
-
-    /** Its id in Py4J, class, number of children, id of a named expression, and whether it is deterministic; or -1. */
-    private void describe(String id, Object one, StringBuilder text) {
-        text.append(id).append(' ').append(one.getClass().getName()).append(' ');
-        text.append(one instanceof TreeNode ? ((TreeNode) one).children().size() : -1).append(' ');
-        boolean named = one instanceof AttributeReference || one instanceof Alias;
-        text.append(named ? ((NamedExpression) one).exprId().id() : -1).append(' ');
-        text.append(one instanceof Expression ? (((Expression) one).deterministic() ? 1 : 0) : -1);
+        return text.isEmpty() ? UNKNOWN : text;
     }
 
     /** The class of an object. */
@@ -114,6 +187,42 @@ public final class Trees {
         return new Alias(one, name, id, empty, scala.Option.empty(), empty);
     }
 
+    /**
+     * A projection.
+     *
+     * @param columns ids in Py4J of expressions, each followed by what it becomes: a new name, or `@` and the id of an
+     *     attribute whose name and id it gets, or `-` if it is named already
+     */
+    public LogicalPlan project(String columns, LogicalPlan child) {
+        java.util.ArrayList found = new java.util.ArrayList();
+        String[] each = columns.split(" ");
+        for (int i = 0; i + 1 < each.length; i += 2) { // there may be none
+            Object one = gateway.getObject(each[i]);
+            String as = each[i + 1];
+            if (as.startsWith("@")) {
+                NamedExpression attribute = (NamedExpression) gateway.getObject(as.substring(1));
+                found.add(alias((Expression) one, attribute.name(), attribute));
+            } else {
+                found.add(as.equals(UNKNOWN) ? one : alias((Expression) one, as, null));
+            }
+        }
+        return new Project(PythonUtils.toSeq(found), child);
+    }
+
+    /** Spark's SQL of some expressions, as JSON. */
+    public String sql(Seq expressions) throws JsonProcessingException {
+        java.util.ArrayList found = new java.util.ArrayList();
+        for (Iterator i = expressions.iterator(); i.hasNext();) {
+            found.add(((Expression) i.next()).sql());
+        }
+        return new ObjectMapper().writeValueAsString(found);
+    }
+
+    /** A node over another child. */
+    public TreeNode withChild(TreeNode node, TreeNode child) {
+        return node.withNewChildren(PythonUtils.toSeq(java.util.Collections.singletonList(child)));
+    }
+
     /** A plan with another leaf in the place of its only one. */
     public TreeNode overLeaf(TreeNode plan, TreeNode leaf) {
         Seq children = plan.children();
@@ -123,14 +232,73 @@ public final class Trees {
         if (children.size() > 1) {
             throw new IllegalArgumentException("more than one leaf: " + plan);
         }
-        TreeNode over = overLeaf((TreeNode) children.head(), leaf);
-        return plan.withNewChildren(PythonUtils.toSeq(java.util.Collections.singletonList(over)));
+        return withChild(plan, overLeaf((TreeNode) children.head(), leaf));
     }
 
     /** A resolved plan, such that Spark doesn't resolve it once more. */
-    public LogicalPlan resolved(LogicalPlan plan) {
+    private static LogicalPlan resolved(LogicalPlan plan) {
         plan.setAnalyzed();
         return plan;
+    }
+
+    /**
+     * The ids of a plan's output, and of what its nodes and those of its subqueries refer to.
+     *
+     * @param listing simple names of classes of nodes that need each attribute of their children
+     */
+    public String neededIds(QueryPlan plan, String listing) {
+        Set ids = new HashSet();
+        addIds(plan.output(), ids);
+        addNeeded(plan, new HashSet(Arrays.asList(listing.split(" "))), ids);
+        StringBuilder text = new StringBuilder();
+        for (java.util.Iterator i = ids.iterator(); i.hasNext();) {
+            text.append(i.next()).append(' ');
+        }
+        return text.toString();
+    }
+
+    private static void addNeeded(QueryPlan node, Set listing, Set ids) {
+        boolean all = listing.contains(node.getClass().getSimpleName());
+        if (!node.children().isEmpty()) { // a leaf refers to all that it gives
+            addIds(node.references().toSeq(), ids);
+        }
+        for (Iterator i = node.children().iterator(); i.hasNext();) {
+            QueryPlan child = (QueryPlan) i.next();
+            if (all) {
+                addIds(child.output(), ids);
+            }
+            addNeeded(child, listing, ids);
+        }
+        for (Iterator i = node.subqueries().iterator(); i.hasNext();) {
+            addNeeded((QueryPlan) i.next(), listing, ids);
+        }
+    }
+
+    private static void addIds(Seq attributes, Set ids) {
+        for (Iterator i = attributes.iterator(); i.hasNext();) {
+            ids.add(Long.valueOf(((NamedExpression) i.next()).exprId().id()));
+        }
+    }
+
+    /** Whether anything in some trees has one of Catalyst's tree patterns. */
+    public boolean contain(Seq trees, String pattern) {
+        scala.Enumeration.Value wanted = TreePattern.withName(pattern);
+        for (Iterator i = trees.iterator(); i.hasNext();) {
+            if (((TreeNode) i.next()).containsPattern(wanted)) {
+                return true;
+            }
+        }
+        return false;
+    }
+
+    /** A resolved leaf without rows, with some columns. */
+    public LogicalPlan placeholder(scala.collection.immutable.Seq columns) {
+        return resolved(new LocalRelation(columns, empty, false, scala.Option.empty()));
+    }
+
+    /** A resolved leaf without rows, with new columns for a schema, as JSON. */
+    public LogicalPlan placeholderFor(String schema) {
+        return placeholder(DataTypeUtils.toAttributes((StructType) DataType.fromJson(schema)));
     }
 
     /** The id of the first column of a plan's first leaf. */

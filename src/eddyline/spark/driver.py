@@ -29,7 +29,6 @@ from eddyline.spark.schema import arrow_schema
 from eddyline.spark.session import active, task_settings, zone_of
 from eddyline.spark.threads import add_cpu_time, side_by_side
 
-_LEAF = "org.apache.spark.sql.execution.LogicalRDD"
 R = TypeVar("R")
 
 INTERPRETED_ROWS_MAX = 2_000
@@ -48,7 +47,7 @@ class Driver:
     def __init__(self, session: SparkSession) -> None:
         self.session = session
         self.zone = zone_of(session)
-        self.scala = scala = scala_of(session)
+        scala = scala_of(session)
         self._jsession = session._jsparkSession  # noqa: SLF001  # not public in PySpark
         self.evaluator = _internals(scala).evaluator(task_settings(session), self.zone)
 
@@ -58,16 +57,11 @@ class Driver:
         Args:
             like: a plan with the same columns.
         """
-        scala, jsession = self.scala, self._jsession
-        rows = self.evaluator.rows(jsession.sparkContext(), like.schema())
-        single = scala.object("org.apache.spark.sql.catalyst.plans.physical.SinglePartition")
-        none, given = scala.nothing, [like.output(), rows, single, scala.empty, False]
-        given += [none, jsession, none, none, False]
-        return scala.new(_LEAF, *given[: _internals(scala).leaf_parameters])
+        return self.evaluator.leaf(self._jsession, like)
 
-    def narrow(self, physical: Any) -> Any:
-        """Remove the shuffles from a physical plan, and make its leaf return rows instead of Arrow columns."""
-        return self.evaluator.narrow(physical)
+    def planned(self, plan: Any) -> Any:
+        """Return the physical form of a resolved plan over such a leaf, without shuffles."""
+        return self.evaluator.planned(self._jsession, plan)
 
     def schema(self, columns: StructType) -> pa.Schema:
         """Return the Arrow schema of some columns."""
@@ -82,13 +76,10 @@ class _Internals:
     """Private classes of Spark in one JVM.
 
     Attributes:
-        leaf_parameters: how many values a leaf for an RDD is made of.
         evaluator: makes an object of `Evaluator.java`.
     """
 
     def __init__(self, scala: Scala) -> None:
-        constructor = scala.java_class(_LEAF).getConstructors()[0]
-        self.leaf_parameters = int(constructor.getParameterCount())
         # not by Py4J's reflection: it loads all classes that SparkEnv names, and PySpark lacks some
         types = scala.static("java.lang.invoke.MethodType")
         public = scala.static("java.lang.invoke.MethodHandles").publicLookup()

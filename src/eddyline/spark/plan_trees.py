@@ -6,7 +6,8 @@ drops. These calls took most of the time in which a view is compiled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from py4j.java_gateway import JavaObject
@@ -15,6 +16,8 @@ from pyspark import SparkContext
 from eddyline.spark.scala import scala_in
 
 T = TypeVar("T")
+
+_UNKNOWN = "-"
 
 
 def cached(one: Any, what: str, ask: Callable[[], T]) -> T:
@@ -30,21 +33,34 @@ def cached(one: Any, what: str, ask: Callable[[], T]) -> T:
 
 def elements(seq: Any) -> list[Any]:
     """Return the objects in a Scala Seq; of expressions the descendants are fetched with them."""
-    lines = (line.split(" ") for line in _trees().elements(seq).splitlines())
-    found = []
-    for line in lines:
-        found.append(_described_object(seq, line))
-        if line[4] != "-1":  # an expression
-            _attach_descendants(found[-1], line, lines)
+    return _described(seq, _trees().elements(seq))
+
+
+def output(plan: Any) -> list[Any]:
+    """Return the attributes of a plan's output."""
+    found: list[Any] = cached(plan, "output", lambda: _described(plan, _trees().output(plan)))
     return found
+
+
+def expressions(plan: Any) -> list[Any]:
+    """Return the expressions of a plan node, those of its children left aside."""
+    found = _cache_of(plan)
+    if "expressions" not in found:
+        children(plan)  # a logical plan's expressions come with them
+    if "expressions" not in found:
+        found["expressions"] = elements(plan.expressions())
+    below: list[Any] = found["expressions"]
+    return below
 
 
 def children(node: Any) -> list[Any]:
     """Return the children of a plan or expression."""
     found = _cache_of(node)
     if "children" not in found:
-        lines = (line.split(" ") for line in _trees().tree(node).splitlines())
-        _attach_descendants(node, next(lines), lines)
+        lines = _lines(_trees().tree(node))
+        own = next(lines)
+        _keep_described(found, own)
+        _attach_descendants(node, own, lines)
     below: list[Any] = found["children"]
     return below
 
@@ -58,6 +74,15 @@ def subqueries(plan: Any) -> list[Any]:
     return below
 
 
+def needed_ids(plan: Any, listing: Iterable[str]) -> set[int]:
+    """Return the ids of a plan's output, and of what its nodes and those of its subqueries refer to.
+
+    Args:
+        listing: simple names of classes of nodes that need each attribute of their children.
+    """
+    return set(map(int, _trees().neededIds(plan, " ".join(listing)).split()))
+
+
 def class_of(one: Any) -> str:
     """Return the full name of an object's class; for a Scala singleton that of its type, without `$`."""
     name: str = cached(one, "class", lambda: _trees().className(one))
@@ -66,8 +91,50 @@ def class_of(one: Any) -> str:
 
 def type_json(expression: Any) -> str:
     """Return the type of an expression, as JSON."""
-    found: str = _trees().typeOf(expression)
+    found: str = cached(expression, "type_json", lambda: _trees().typeOf(expression))
     return found
+
+
+def name_of(named: Any) -> str:
+    """Return the name of a named expression."""
+    found: str = cached(named, "name", named.name)
+    return found
+
+
+def project(columns: Sequence[tuple[Any, str | Any | None]], child: Any) -> Any:
+    """Return a projection.
+
+    Args:
+        columns: expressions, each with its new name, of visible ASCII characters; or an attribute whose name and id it
+            gets; or None if it is named already.
+    """
+    each = (f"{_id(one)} {_becomes(how)}" for one, how in columns)
+    return _trees().project(" ".join(each), child)
+
+
+def _becomes(how: str | Any | None) -> str:
+    if how is None:
+        return "-"
+    return how if isinstance(how, str) else f"@{_id(how)}"
+
+
+def value_of(literal: Any) -> Any:
+    """Return the value of a literal as Spark has it; only those of whole numbers, booleans and nulls mean something."""
+    found = _cache_of(literal)
+    if "value" in found:
+        return json.loads(found["value"])
+    return literal.value()
+
+
+def sql(nodes: Sequence[Any]) -> list[str]:
+    """Return Spark's SQL of some expressions."""
+    found: list[str] = json.loads(_trees().sql(seq(nodes))) if nodes else []
+    return found
+
+
+def with_child(node: Any, child: Any) -> Any:
+    """Return a node over another child."""
+    return _trees().withChild(node, child)
 
 
 def alias(expression: Any, name: str, attribute: Any | None) -> Any:
@@ -77,7 +144,7 @@ def alias(expression: Any, name: str, attribute: Any | None) -> Any:
 
 def seq(values: Sequence[Any]) -> Any:
     """Return a Scala Seq of objects of the JVM."""
-    return _trees().seq(" ".join(one._target_id for one in values))  # noqa: SLF001  # not public in Py4J
+    return _trees().seq(" ".join(map(_id, values)))
 
 
 def over_leaf(plan: Any, leaf: Any) -> Any:
@@ -85,9 +152,24 @@ def over_leaf(plan: Any, leaf: Any) -> Any:
     return _trees().overLeaf(plan, leaf)
 
 
-def resolved(plan: Any) -> Any:
-    """Mark a resolved plan as such, so that Spark doesn't analyse it again; return it."""
-    return _trees().resolved(plan)
+def contain(nodes: Any, pattern: str) -> bool:
+    """Return whether any plan or expression in a Scala Seq has one of Catalyst's tree patterns."""
+    found: bool = _trees().contain(nodes, pattern)
+    return found
+
+
+def placeholder(columns: Any) -> Any:
+    """Return a resolved leaf without rows, with the columns in a Scala Seq."""
+    return _trees().placeholder(columns)
+
+
+def placeholder_for(schema: str) -> Any:
+    """Return a resolved leaf without rows, with new columns.
+
+    Args:
+        schema: as JSON.
+    """
+    return _trees().placeholderFor(schema)
 
 
 def leaf_id(plan: Any) -> int:
@@ -101,22 +183,51 @@ def _cache_of(one: Any) -> dict[str, Any]:
     return found
 
 
-def _described_object(like: Any, line: Sequence[str]) -> Any:
-    """Return the object that a line of `Trees.java` describes, with its properties cached; see `describe` there."""
-    found = JavaObject(line[0], like._gateway_client)  # noqa: SLF001  # not public in Py4J
-    cache = _cache_of(found)
-    cache["class"] = line[1]
-    if line[2] == "0":
-        cache["children"] = []
-    if line[3] != "-1":
-        cache["id"] = int(line[3])
-    if line[4] != "-1":
-        cache["deterministic"] = line[4] == "1"
+def _id(one: Any) -> str:
+    """Return the id of an object in Py4J."""
+    found: str = one._target_id  # noqa: SLF001  # not public in Py4J
     return found
 
 
+def _lines(described: str) -> Iterator[list[str]]:
+    """Yield the lines of `Trees.java`, in their parts; see `describe` there."""
+    return (line.split(" ") for line in described.splitlines())
+
+
+def _described(like: Any, described: str) -> list[Any]:
+    """Return the objects that lines of `Trees.java` describe; those below an expression come with it."""
+    lines, found = _lines(described), []
+    for line in lines:
+        found.append(_described_object(like, line))
+        if line[3] != _UNKNOWN:  # an expression
+            _attach_descendants(found[-1], line, lines)
+    return found
+
+
+def _described_object(like: Any, line: Sequence[str]) -> Any:
+    """Return the object that a line describes."""
+    found = JavaObject(line[0], like._gateway_client)  # noqa: SLF001  # not public in Py4J
+    _keep_described(_cache_of(found), line)
+    return found
+
+
+def _keep_described(cache: dict[str, Any], line: Sequence[str]) -> None:
+    """Cache the properties of an object that a line describes."""
+    _, cache["class"], children, deterministic, number, name, kept = line[:7]
+    if children == "0":
+        cache["children"] = []
+    if deterministic != _UNKNOWN:
+        cache["deterministic"] = deterministic == "1"
+    if number != _UNKNOWN:
+        cache["id"] = int(number)
+    if name != _UNKNOWN:
+        cache["value" if kept == _UNKNOWN else "name"] = name
+    if kept != _UNKNOWN:
+        cache["type_json"] = kept
+
+
 def _attach_descendants(node: Any, line: Sequence[str], lines: Iterator[list[str]]) -> None:
-    """Cache the children and subqueries of a node and of all its descendants.
+    """Cache the children, subqueries and expressions of a node and of all its descendants.
 
     This is a loop, so that the nesting of queries isn't limited by Python's recursion limit here.
 
@@ -133,11 +244,12 @@ def _attach_descendants(node: Any, line: Sequence[str], lines: Iterator[list[str
 
     current = node
     while True:
-        if len(line) > 5:
-            expect("subqueries", current, line[5])
-        expect(
-            "children", current, line[2]
-        )  # last in, first filled: children come before subqueries
+        # last in, first filled: children come first
+        if len(line) > 8:
+            expect("expressions", current, line[8])
+        if len(line) > 7:
+            expect("subqueries", current, line[7])
+        expect("children", current, line[2])
         while incomplete and len(incomplete[-1][0]) == incomplete[-1][1]:
             incomplete.pop()
         if not incomplete:
