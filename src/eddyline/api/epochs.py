@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from eddyline.api.live_plans import at_rest, is_live, live_plans
 from eddyline.api.replacing import REPLACING, without_marks
 from eddyline.api.reporting import Reporting, named
 from eddyline.api.retiring import retire_old
@@ -18,7 +19,6 @@ from eddyline.api.telemetry import connect_telemetry
 from eddyline.api.workspace import Workspace
 from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import VIEW, Entry
-from eddyline.catalog.expectations import is_ended
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import EngineError, QueryError, StorageError
 from eddyline.intake.backoff import back_off
@@ -32,9 +32,8 @@ from eddyline.runtime.plans import EpochPlan, PlanInput, new_input, other_plan
 from eddyline.runtime.progress import Timer
 from eddyline.runtime.reports import EpochState
 from eddyline.runtime.rows_at_fault import Piece, as_texts
-from eddyline.runtime.view_failures import VIEW_FAILING, not_compiled, set_aside
+from eddyline.runtime.view_failures import VIEW_FAILING, set_aside
 from eddyline.source.segments import Segment
-from eddyline.spark.jvm import is_unanswered
 from eddyline.spark.schema import plain_schema
 from eddyline.state.manifest import (
     Clock,
@@ -111,11 +110,12 @@ class Epochs:
         workspace = self._workspace
         with timer.stage("plan"):
             self.finish_replacement()
-            plans, aside = self._compiled()
+            positions = self._waiting()
+            plans, aside = live_plans(workspace, positions)
         if self._rebuild_changed(plans, aside):
-            plans, aside = self._compiled()
+            positions = self._waiting()
+            plans, aside = live_plans(workspace, positions)
         base, catalog = workspace.manifest, workspace.catalog
-        positions = self.stops.allowed_positions(workspace.sources.waiting(catalog, base))
         now = workspace.clock() if now is None else now
         watermarks = Watermarks.of_next_epoch(base, catalog, now)
         parts = [plan.parts for plan in plans.values()]
@@ -140,6 +140,12 @@ class Epochs:
             return self._run_next(Timer(), now)  # try again without the stream that has stopped
         self.after_commit(timer)
         return True
+
+    def _waiting(self) -> dict[str, int]:
+        """Return the positions up to which the next epoch reads, for the sources with new input."""
+        workspace = self._workspace
+        waiting = workspace.sources.waiting(workspace.catalog, workspace.manifest)
+        return self.stops.allowed_positions(waiting)
 
     def fill(
         self,
@@ -275,7 +281,8 @@ class Epochs:
 
     def live_readers(self, stream: Entry) -> list[Entry]:
         """Return the live views that read a stream, also through other views."""
-        return list(filter(self._is_live, self._workspace.catalog.below(stream.name)))
+        workspace = self._workspace
+        return [e for e in workspace.catalog.below(stream.name) if is_live(workspace, e)]
 
     def retry(self) -> None:
         """Compute the failing views again, each from all rows of its inputs, in a separate epoch.
@@ -332,42 +339,13 @@ class Epochs:
 
         return as_texts(pieces, first_rows)
 
-    def _is_live(self, entry: Entry) -> bool:
-        """Return whether an entry is a view that epochs keep up to date: not paused, not failing."""
-        failing = self._workspace.manifest.failing
-        return entry.kind == VIEW and not entry.paused and entry.id not in failing
-
-    def _compiled(self) -> tuple[dict[str, EpochPlan], dict[ViewId, Failure]]:
-        """Return the plans of all tables and live views by name, and why views can't be compiled.
-
-        A view that was compiled in another process may call a function that this one doesn't know.
-        """
-        workspace = self._workspace
-        plans: dict[str, EpochPlan] = {}
-        aside: dict[ViewId, Failure] = {}
-        since = Epoch(workspace.manifest.epoch + 1)
-        for entry in workspace.catalog.entries:
-            if not (entry.arranged or self._is_live(entry)) or is_ended(entry, workspace.catalog):
-                continue
-            try:
-                plans[entry.name] = workspace.plan(entry).plan
-            except QueryError as error:
-                if entry.kind != VIEW or is_unanswered(error.__cause__):
-                    raise
-                read = [
-                    failure.view for failure in aside.values() if failure.view in entry.upstream
-                ]
-                upstream = read[0] if read else ""
-                aside[ViewId(entry.id)] = not_compiled(entry.name, since, error, upstream)
-        return plans, aside
-
     def use_session(self) -> None:
         """Use the workspace's session for later epochs: it is made for the current number of buckets."""
         self.runner.execution.catalyst = self._workspace.compiler.catalyst
 
     def rebuild_changed(self) -> None:
         """Compute the views again whose stored state was written by another plan than their current one."""
-        self._rebuild_changed(*self._compiled())
+        self._rebuild_changed(*live_plans(self._workspace))
 
     def _rebuild_changed(
         self, plans: Mapping[str, EpochPlan], aside: Mapping[ViewId, Failure]
@@ -382,7 +360,7 @@ class Epochs:
         changed: dict[str, Entry] = {}
         for name, plan in plans.items():
             entry = workspace.catalog.get(name)
-            same = written.get(entry.id) == plan.fingerprint
+            same = plan.wrote(written.get(entry.id))
             if entry.kind != VIEW:
                 if not same and entry.id in written:
                     raise other_plan(entry)
@@ -442,16 +420,15 @@ class Epochs:
         """
         workspace = self._workspace
         watermarks = Watermarks.of_next_epoch(base, workspace.catalog, workspace.clock())
-        entries = [
-            e for e in workspace.catalog.entries if self._is_live(e) and e.name not in filled
-        ]
+        others = [e for e in workspace.catalog.entries if e.name not in filled]
+        moving = [e for e in others if is_live(workspace, e) and not at_rest(workspace, e)]
         try:
-            others = [workspace.plan(entry).plan.parts for entry in entries]
+            parts = [workspace.plan(entry).plan.parts for entry in moving]
         except QueryError:  # the next epoch sets that view aside; until then nothing passes it by
             watermarks.deferred = True
             return watermarks, True
-        watermarks.deferred = any(map(watermarks.have_advanced, others))
-        return watermarks, any(map(asks_for_clock, others))
+        watermarks.deferred = any(map(watermarks.have_advanced, parts))
+        return watermarks, any(map(asks_for_clock, parts))
 
     def _run(
         self,

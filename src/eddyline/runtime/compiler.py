@@ -7,7 +7,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.metadata import version
 
+import pyspark
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -19,6 +21,8 @@ from eddyline.catalog.entries import STREAM, Entry
 from eddyline.catalog.expectations import filter_of, strict
 from eddyline.changes import WEIGHT
 from eddyline.errors import QueryError
+from eddyline.intake.watermarks import asks_for_clock
+from eddyline.operators.base import Timed
 from eddyline.operators.result import Materialize
 from eddyline.options import Options
 from eddyline.plan.admission import kept_out, with_rejected
@@ -55,7 +59,7 @@ from eddyline.spark.driver import Driver
 from eddyline.spark.failures import FAILURES, query_error
 from eddyline.spark.jvm import check_jvm
 from eddyline.spark.schema import arrow_schema, plain_schema
-from eddyline.spark.session import epoch_session
+from eddyline.spark.session import epoch_session, registered_functions
 from eddyline.sql.names import mentions, quoted
 from eddyline.state.recover import CONSTANTS
 from eddyline.storage.files import Files
@@ -104,6 +108,9 @@ class Compiler:
         session: the session in which epochs run.
         buckets, zone, settings: number of buckets, time zone and Spark settings of the storage.
         readers: readers for the kinds of segments that only registered formats use.
+
+    Attributes:
+        maker: the versions and options that plans depend on, as text.
     """
 
     def __init__(
@@ -119,18 +126,20 @@ class Compiler:
     ) -> None:
         self.spark = spark
         self.frames = Frames(spark)
-        self.catalyst = _planning(session)
         self.files = files
         self.options = options
-        self.buckets = buckets
         self.zone = zone
         self.settings = settings
         self.readers = readers
+        self.use_buckets(buckets, session)
 
     def use_buckets(self, buckets: int, session: SparkSession) -> None:
         """Compile from now on for another number of buckets, in a session made for that number."""
         self.buckets = buckets
-        self.catalyst = _planning(session)
+        self.catalyst = Catalyst(session)
+        self.catalyst.keep_operators()  # it only plans what is compiled already
+        chosen = f"{buckets} {self.options.hash_bits} {self.options.native_rules}"
+        self.maker = f"spark {pyspark.__version__} eddyline {version('eddyline')} {chosen}"
 
     def mentioned(self, query: str, catalog: Catalog) -> list[str]:
         """Return the relations whose names occur in a query, upstream first: it reads no others."""
@@ -205,7 +214,8 @@ class Compiler:
         read = {relations[rdd].name for rdd in leaves(catalyst, analyzed) if rdd in relations}
         upstream = [name for name in upstream if name in read]
         catalyst.keep_operators()
-        return self._planned(entry, catalog, compiled, upstream, self._short(build))
+        maker = self.maker if _rests(entry, session, build.parts) else ""
+        return self._planned(entry, catalog, compiled, upstream, self._short(build), maker)
 
     def lineage(self, entry: Entry, catalog: Catalog) -> Lineage:
         """Return for each column of a view the columns of its inputs that it is derived from.
@@ -413,11 +423,13 @@ class Compiler:
         compiled: Compiled,
         upstream: Sequence[str],
         short: DriverRun | None = None,
+        maker: str = "",
     ) -> CompiledPlan:
         """Return the plan that epochs run.
 
         Args:
             short: the plan for the short lane.
+            maker: see `EpochPlan`.
 
         Raises:
             EngineError: WRONG_PARTITIONS, if there is no plan for the short lane.
@@ -440,6 +452,7 @@ class Compiler:
             fingerprint(build.parts, build.leaves, build.hash_bits, shown),
             short,
             compiled.key,
+            maker,
             earlier_leaves(build.steps.recorded),
         )
         build.steps.release()
@@ -451,11 +464,12 @@ class Compiler:
         return CompiledPlan(plan, compiled, stored, tuple(upstream))
 
 
-def _planning(session: SparkSession) -> Catalyst:
-    """Return a bridge to Spark for a session that only plans what is compiled already."""
-    catalyst = Catalyst(session)
-    catalyst.keep_operators()
-    return catalyst
+def _rests(entry: Entry, session: SparkSession, parts: Sequence[StatefulPart]) -> bool:
+    """Return whether only its input changes a view: it doesn't move with time, nor call what the user's program defines."""
+    timed = asks_for_clock(parts) or any(isinstance(part.operator, Timed) for part in parts)
+    if timed or entry.of_frame:
+        return False
+    return registered_functions(session).isdisjoint(re.findall(r"\w+", entry.query.lower()))
 
 
 def check_query(catalyst: Catalyst, text: str) -> None:

@@ -448,7 +448,7 @@ class EpochRunner:
             {**base.rebuilt, **{ViewId(plan.id): epoch for plan in again}},
             self.zone,
             failing,
-            {**base.plans, **{plan.id: plan.fingerprint for plan in done}},
+            {**base.plans, **{plan.id: plan.as_written for plan in done}},
             self.settings,
             base.replaced,
             self.files.writer,

@@ -168,6 +168,13 @@ def check_workers(session: SparkSession) -> None:
     _checked.add(context)
 
 
+def registered_functions(session: SparkSession) -> set[str]:
+    """Return the names of the functions that were registered in a session, in lower case."""
+    catalog = session._jsparkSession.sessionState().catalog()  # noqa: SLF001  # not public in PySpark
+    listed: str = catalog.listTemporaryFunctions().mkString("\n")
+    return set(listed.lower().splitlines())
+
+
 def own_functions(session: SparkSession, names: Iterable[str]) -> set[str]:
     """Return of what kinds those of these functions are that were registered in a session: `OF_SQL`, `python_udf` ..."""
     scala, identifier = scala_of(session), "org.apache.spark.sql.catalyst.FunctionIdentifier"
