@@ -23,6 +23,7 @@ from eddyline.changes import BUCKET
 from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.logical import Plan
 from eddyline.plan.nodes import Leaf, StatefulPart
+from eddyline.spark.plan_trees import forget
 
 ArrowFunction = Callable[..., Any]  # as `mapInArrow` takes it
 
@@ -205,6 +206,8 @@ class Steps:
 
     def release(self) -> None:
         """Drop what only the compilation of a view needs: the compiled view lives on, and would hold it."""
+        for known in (*self.plans, *(cut.placeholder for cut in self._cuts.values())):
+            forget(known)
         self.recorded.clear()
 
     def _wide(self, piece: Piece) -> Plan:

@@ -31,6 +31,7 @@ from eddyline.runtime.scan import LeafScan
 from eddyline.runtime.shared_scans import SharedScans
 from eddyline.source.segments import Segment
 from eddyline.spark.driver import Driver, DriverPlan, TaskContext
+from eddyline.spark.plan_trees import forget
 from eddyline.spark.session import active
 from eddyline.spark.threads import parts_at_once, side_by_side
 from eddyline.state.retyping import cast_to
@@ -319,4 +320,5 @@ def _driver_plan(
     wide = [name for name in kinds if name not in _NARROW]
     if wide or any(map(subqueries_of, nodes)):
         raise NotShortError(f"it has {wide[0] if wide else 'a subquery'}")
+    forget(physical)  # it lives as long as the view
     return DriverPlan(driver, physical, schema), kinds

@@ -102,25 +102,22 @@ public final class Trees {
 
     /**
      * Its id in Py4J, class, number of children, whether it is deterministic, id of a named expression, name and type
-     * of an attribute or the value of a literal; `-` for what it hasn't, or what isn't plain.
+     * of an attribute, value of a literal; `-` for what it hasn't, or what isn't plain.
      */
     private void describe(String id, Object one, StringBuilder text) {
         text.append(id).append(' ').append(one.getClass().getName());
         text.append(' ').append(one instanceof TreeNode ? ((TreeNode) one).children().size() : 0);
         if (!(one instanceof Expression)) {
-            text.append(" - - - -");
+            text.append(" - - - - -");
             return;
         }
         text.append(((Expression) one).deterministic() ? " 1 " : " 0 ");
         boolean attribute = one instanceof AttributeReference;
         boolean named = attribute || one instanceof Alias;
         text.append(named ? String.valueOf(((NamedExpression) one).exprId().id()) : UNKNOWN);
-        if (attribute) {
-            text.append(' ').append(plain(((NamedExpression) one).name()));
-            text.append(' ').append(atomic(((Expression) one).dataType()));
-        } else {
-            text.append(' ').append(one instanceof Literal ? value((Literal) one) : UNKNOWN).append(" -");
-        }
+        text.append(' ').append(attribute ? plain(((NamedExpression) one).name()) : UNKNOWN);
+        text.append(' ').append(attribute ? atomic(((Expression) one).dataType()) : UNKNOWN);
+        text.append(' ').append(one instanceof Literal ? value((Literal) one) : UNKNOWN);
     }
 
     /** A null, boolean or whole number as JSON. */

@@ -120,10 +120,7 @@ def _becomes(how: str | Any | None) -> str:
 
 def value_of(literal: Any) -> Any:
     """Return the value of a literal as Spark has it; only those of whole numbers, booleans and nulls mean something."""
-    found = _cache_of(literal)
-    if "value" in found:
-        return json.loads(found["value"])
-    return literal.value()
+    return cached(literal, "value", literal.value)
 
 
 def sql(nodes: Sequence[Any]) -> list[str]:
@@ -178,6 +175,11 @@ def leaf_id(plan: Any) -> int:
     return found
 
 
+def forget(node: Any) -> None:
+    """Drop what is cached of a plan or expression, and with it what Python holds of all below it."""
+    _cache_of(node).clear()
+
+
 def _cache_of(one: Any) -> dict[str, Any]:
     found: dict[str, Any] = vars(one).setdefault("eddyline", {})
     return found
@@ -213,7 +215,7 @@ def _described_object(like: Any, line: Sequence[str]) -> Any:
 
 def _keep_described(cache: dict[str, Any], line: Sequence[str]) -> None:
     """Cache the properties of an object that a line describes."""
-    _, cache["class"], children, deterministic, number, name, kept = line[:7]
+    _, cache["class"], children, deterministic, number, name, kept, value = line[:8]
     if children == "0":
         cache["children"] = []
     if deterministic != _UNKNOWN:
@@ -221,9 +223,11 @@ def _keep_described(cache: dict[str, Any], line: Sequence[str]) -> None:
     if number != _UNKNOWN:
         cache["id"] = int(number)
     if name != _UNKNOWN:
-        cache["value" if kept == _UNKNOWN else "name"] = name
+        cache["name"] = name
     if kept != _UNKNOWN:
         cache["type_json"] = kept
+    if value != _UNKNOWN:
+        cache["value"] = json.loads(value)
 
 
 def _attach_descendants(node: Any, line: Sequence[str], lines: Iterator[list[str]]) -> None:
@@ -245,10 +249,10 @@ def _attach_descendants(node: Any, line: Sequence[str], lines: Iterator[list[str
     current = node
     while True:
         # last in, first filled: children come first
+        if len(line) > 9:
+            expect("expressions", current, line[9])
         if len(line) > 8:
-            expect("expressions", current, line[8])
-        if len(line) > 7:
-            expect("subqueries", current, line[7])
+            expect("subqueries", current, line[8])
         expect("children", current, line[2])
         while incomplete and len(incomplete[-1][0]) == incomplete[-1][1]:
             incomplete.pop()
