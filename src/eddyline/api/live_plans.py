@@ -23,10 +23,11 @@ def is_live(workspace: Workspace, entry: Entry) -> bool:
 def at_rest(workspace: Workspace, view: Entry) -> bool:
     """Return whether a view stays as it is until its input changes, and so needn't be compiled.
 
-    Its state was then written by the same versions and options, and neither time nor the functions that the user has
-    registered change its rows.
+    Its state was then written by the same versions and options, over relations that are defined as they were, and neither
+    time nor the functions that the user has registered change its rows.
     """
-    return rests(workspace.manifest.plans.get(view.id, ""), workspace.compiler.maker)
+    written = workspace.manifest.plans.get(view.id, "")
+    return rests(written, workspace.compiler.maker_of(view.upstream, workspace.catalog))
 
 
 def live_plans(
@@ -51,10 +52,11 @@ def live_plans(
         if not (entry.arranged or live) or is_ended(entry, workspace.catalog):
             continue
         if live:
+            known = workspace.known_plan(entry)
             still = changed is not None and moving.isdisjoint(entry.upstream)
-            if not (still and at_rest(workspace, entry)):
+            if not (still and (at_rest(workspace, entry) if known is None else known.plan.maker)):
                 moving.add(entry.name)
-            elif workspace.known_plan(entry) is None:
+            elif known is None:
                 continue
         try:
             plans[entry.name] = workspace.plan(entry).plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -108,9 +109,6 @@ class Compiler:
         session: the session in which epochs run.
         buckets, zone, settings: number of buckets, time zone and Spark settings of the storage.
         readers: readers for the kinds of segments that only registered formats use.
-
-    Attributes:
-        maker: the versions and options that plans depend on, as text.
     """
 
     def __init__(
@@ -139,7 +137,12 @@ class Compiler:
         self.catalyst = Catalyst(session)
         self.catalyst.keep_operators()  # it only plans what is compiled already
         chosen = f"{buckets} {self.options.hash_bits} {self.options.native_rules}"
-        self.maker = f"spark {pyspark.__version__} eddyline {version('eddyline')} {chosen}"
+        self._maker = f"spark {pyspark.__version__} eddyline {version('eddyline')} {chosen}"
+
+    def maker_of(self, upstream: Sequence[str], catalog: Catalog) -> str:
+        """Return what the plan of a query is made of beside the query, as text: versions, options, what it reads."""
+        read = repr([catalog.get(name) for name in upstream])
+        return f"{self._maker} {hashlib.sha256(read.encode()).hexdigest()[:16]}"
 
     def mentioned(self, query: str, catalog: Catalog) -> list[str]:
         """Return the relations whose names occur in a query, upstream first: it reads no others."""
@@ -214,7 +217,8 @@ class Compiler:
         read = {relations[rdd].name for rdd in leaves(catalyst, analyzed) if rdd in relations}
         upstream = [name for name in upstream if name in read]
         catalyst.keep_operators()
-        maker = self.maker if _rests(entry, session, build.parts) else ""
+        rests = _rests(entry, session, build.parts)
+        maker = self.maker_of(upstream, catalog) if rests else ""
         return self._planned(entry, catalog, compiled, upstream, self._short(build), maker)
 
     def lineage(self, entry: Entry, catalog: Catalog) -> Lineage:

@@ -119,8 +119,8 @@ class EpochPlan:
         fingerprint: equal for plans that write and read the same state; see `fingerprint`.
         short: the plan for the short lane; None if it can't run there.
         key: places of the columns that identify a row of the result; None if there is no known key.
-        maker: versions and options with which a view's plan is always the same one; empty if its plan, or its rows, may
-            become others without new input.
+        maker: versions, options and definitions with which a view's plan is always the same one; empty if its plan, or its
+            rows, may become others without new input.
         earlier: for leaves the ones that a filling in pieces reads before them; see `plan/reading_order.py`.
     """
 

@@ -118,7 +118,7 @@ def curve(observer: Observer, request: Request) -> Response:
     series = []
     for shown, label in ((last, "pages"), (last - timedelta(days=1), "the day before")):
         of_day = rows.filter(pl.col("day") == shown).select(place=place.cast(pl.Int64), n="page_pv")
-        come = of_site.filter(pl.col("day") == newest).select(place.cast(pl.Int64)).to_series()
+        come = of_site.filter(pl.col("day") == shown).select(place.cast(pl.Int64)).to_series()
         until = come.max() if shown == newest else None
         joined = (
             places.join(of_day, on="place", how="left")
