@@ -44,7 +44,7 @@ def rows(engine: el.Engine, query: str) -> Counter:
 
 def plans(engine: el.Engine) -> dict[str, str]:
     held = engine._workspace.manifest.plans
-    return {e.name: held[e.id].partition(" by ")[0] for e in engine.catalog.entries if e.id in held}
+    return {e.name: held[e.id] for e in engine.catalog.entries if e.id in held}
 
 
 def write(folder: Path, name: str, *records: str) -> None:

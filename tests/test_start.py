@@ -60,9 +60,8 @@ def test_a_change_waits_for_the_plans_of_the_views_that_it_reaches(
         assert compiled == ["of_a", "above_a", "both"]
         assert rows(engine, "above_a") == [(3, 9)]
         assert rows(engine, "of_b") == [(1, 2), (2, 3)]
-        engine.view(
-            "late", "SELECT count(*) AS n FROM of_b"
-        )  # compiles what it reads, and no other
+        # compiles what it reads, and no other
+        engine.view("late", "SELECT count(*) AS n FROM of_b")
         assert compiled[3:] == ["late", "of_b"]
         engine.execute("INSERT INTO b VALUES (3, 1)")
         engine.advance()
@@ -103,9 +102,8 @@ def test_views_of_another_version_are_compiled_at_once(
         epoch = engine._workspace.manifest.epoch
         engine.advance()
         assert sorted(compiled) == ["above_a", "both", "constant", "of_a", "of_b"]
-        assert (
-            engine._workspace.manifest.epoch == epoch
-        )  # their plans are the same, so none is computed again
+        # their plans are the same, so none is computed again
+        assert engine._workspace.manifest.epoch == epoch
 
 
 def test_views_of_what_the_program_defines_are_compiled_at_once(
@@ -116,9 +114,8 @@ def test_views_of_what_the_program_defines_are_compiled_at_once(
     with el.Engine(tmp_path, session) as engine:
         engine.table("t", "v INT").insert([(1,)])
         engine.view("tenfold_sum", "SELECT sum(Tenfold(v)) AS s FROM t")
-        engine.view(
-            "plain_sum", "SELECT sum(v) AS tenfold FROM t"
-        )  # a column of the name counts as a call
+        # a column of the name counts as a call
+        engine.view("plain_sum", "SELECT sum(v) AS tenfold FROM t")
         engine.view("of_frame", engine.relation("t").where("v > 0"))
         engine.view("other", "SELECT max(v) AS m FROM t")
         engine.advance()

@@ -360,7 +360,7 @@ class Epochs:
         changed: dict[str, Entry] = {}
         for name, plan in plans.items():
             entry = workspace.catalog.get(name)
-            same = plan.wrote(written.get(entry.id))
+            same = written.get(entry.id) == plan.fingerprint
             if entry.kind != VIEW:
                 if not same and entry.id in written:
                     raise other_plan(entry)

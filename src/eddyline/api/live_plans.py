@@ -9,7 +9,7 @@ from eddyline.catalog.entries import VIEW, Entry
 from eddyline.catalog.expectations import is_ended
 from eddyline.changes import Epoch, ViewId
 from eddyline.errors import QueryError
-from eddyline.runtime.plans import EpochPlan, rests
+from eddyline.runtime.plans import EpochPlan
 from eddyline.runtime.view_failures import not_compiled
 from eddyline.spark.jvm import is_unanswered
 from eddyline.state.manifest import Failure
@@ -26,8 +26,11 @@ def at_rest(workspace: Workspace, view: Entry) -> bool:
     Its state was then written by the same versions and options, over relations that are defined as they were, and neither
     time nor the functions that the user has registered change its rows.
     """
-    written = workspace.manifest.plans.get(view.id, "")
-    return rests(written, workspace.compiler.maker_of(view.upstream, workspace.catalog))
+    known = workspace.known_plan(view)
+    if known is not None:
+        return bool(known.plan.maker)
+    maker = workspace.compiler.maker_of(view.upstream, workspace.catalog)
+    return workspace.manifest.makers.get(view.id) == maker
 
 
 def live_plans(
@@ -52,11 +55,10 @@ def live_plans(
         if not (entry.arranged or live) or is_ended(entry, workspace.catalog):
             continue
         if live:
-            known = workspace.known_plan(entry)
-            still = changed is not None and moving.isdisjoint(entry.upstream)
-            if not (still and (at_rest(workspace, entry) if known is None else known.plan.maker)):
+            reached = changed is None or not moving.isdisjoint(entry.upstream)
+            if reached or not at_rest(workspace, entry):
                 moving.add(entry.name)
-            elif known is None:
+            elif workspace.known_plan(entry) is None:
                 continue
         try:
             plans[entry.name] = workspace.plan(entry).plan

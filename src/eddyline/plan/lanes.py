@@ -131,11 +131,13 @@ class Steps:
             return frames[0]
         pieces, catalyst = tuple(map(self._piece, frames)), self.catalyst
         columns = catalyst.union([piece.plan for piece in pieces]).output()
-        united = catalyst.frame(catalyst.placeholder(columns))
-        step = Step(pieces, united.schema)
-        return self._add(
-            step, catalyst.plan(united), lambda: catalyst.union([self._wide(one) for one in pieces])
+        united = self._output(
+            len(self.recorded),
+            catalyst.placeholder(columns),
+            lambda: catalyst.union([self._wide(one) for one in pieces]),
         )
+        self.recorded.append(Step(pieces, united.schema))
+        return united
 
     def operator(self, placed: Placed, part: StatefulPart, schema: StructType) -> DataFrame:
         """Return the output of a stateful operator."""

@@ -33,11 +33,10 @@ from eddyline.state.manifest import (
     manifest_name,
     next_commit_time,
     runs_of,
-    write_arrangements,
     write_manifest,
 )
 from eddyline.state.recover import EPOCHS, attempt_folder
-from eddyline.state.run_lists import Buckets, renamed
+from eddyline.state.run_lists import Buckets, renamed, write_arrangements
 from eddyline.state.runs import read_run
 from eddyline.state.weights import deletes_in
 from eddyline.storage.files import Files
@@ -437,7 +436,8 @@ class EpochRunner:
             for view, why in state.failing.items()
         }
         results = {plan.result for plan in done}
-        keys = {name: key for name, key in base.keys.items() if name not in {p.id for p in done}}
+        keys = {**base.keys, **{plan.id: plan.key for plan in done}}
+        makers = {**base.makers, **{plan.id: plan.maker for plan in done}}
         return Manifest(
             epoch,
             {**base.positions, **positions},
@@ -448,14 +448,15 @@ class EpochRunner:
             {**base.rebuilt, **{ViewId(plan.id): epoch for plan in again}},
             self.zone,
             failing,
-            {**base.plans, **{plan.id: plan.as_written for plan in done}},
+            {**base.plans, **{plan.id: plan.fingerprint for plan in done}},
             self.settings,
             base.replaced,
             self.files.writer,
-            {**keys, **{plan.id: plan.key for plan in done if plan.key is not None}},
+            {name: key for name, key in keys.items() if key is not None},
             next_commit_time(base),
             watermarks.moment,
             base.buckets,
+            {name: maker for name, maker in makers.items() if maker},
             base.format,
         )
 

@@ -22,9 +22,9 @@ from eddyline.runtime.worker import CpuOfTask, batches_of, prepare_worker
 from eddyline.state.arrangement import Arrangement, Limits, RunWriter
 from eddyline.state.expiry import ExpiryColumn
 from eddyline.state.grouping import block_starts
-from eddyline.state.manifest import ROWS, Manifest, manifest_name, read_arrangements, read_manifest
+from eddyline.state.manifest import ROWS, Manifest, manifest_name, read_manifest
 from eddyline.state.retyping import with_nullable_fields
-from eddyline.state.run_lists import common_start
+from eddyline.state.run_lists import common_start, read_arrangements
 from eddyline.state.runs import keep_open
 from eddyline.state.slices import sliced
 from eddyline.state.weights import deletes_in

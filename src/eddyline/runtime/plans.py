@@ -28,7 +28,6 @@ Reports = Mapping[str, Sequence[dict[str, Any]]]
 # what differs between two compilations of one plan: ids, numbers of stages and tasks
 _VOLATILE = re.compile(r"#\d+L?|\*\(\d+\) |\[plan_id=\d+\]|Range \(.*?\)")
 _LAMBDA = re.compile(r"lambda (\w+?)_\d+(?=#)")  # PySpark numbers the variables of its lambdas
-_BY = " by "  # between a fingerprint and a maker
 _COMMON = re.compile(r"_common_expr_\d+")  # Spark numbers them through all plans of a JVM
 
 
@@ -52,16 +51,6 @@ def fingerprint(
     form = repr((STATE_VERSION, hash_bits, layouts, expiry, list(leaves), lines))
     digest = hashlib.sha256(form.encode()).hexdigest()[:16]
     return f"{digest} spark {pyspark.__version__}" if steps else digest
-
-
-def rests(written: str, maker: str) -> bool:
-    """Return whether a view needs no plan until its input changes: the same maker would make the same one.
-
-    Args:
-        written: what the manifest has of its plan; see `EpochPlan.as_written`.
-        maker: what makes plans now.
-    """
-    return written.endswith(f"{_BY}{maker}")
 
 
 def _canonical(line: str) -> str:
@@ -136,15 +125,6 @@ class EpochPlan:
     key: tuple[int, ...] | None = None
     maker: str = ""
     earlier: Mapping[str, frozenset[str]] = field(default_factory=dict)
-
-    @property
-    def as_written(self) -> str:
-        """What the manifest has of the plan that wrote the state; see `wrote` and `rests`."""
-        return f"{self.fingerprint}{_BY}{self.maker}" if self.maker else self.fingerprint
-
-    def wrote(self, written: str | None) -> bool:
-        """Return whether a plan that reads and writes the same state has written what is there; see `as_written`."""
-        return written is not None and written.partition(_BY)[0] == self.fingerprint
 
     @property
     def result(self) -> str:

@@ -114,7 +114,7 @@ def project(columns: Sequence[tuple[Any, str | Any | None]], child: Any) -> Any:
 
 def _becomes(how: str | Any | None) -> str:
     if how is None:
-        return "-"
+        return _UNKNOWN
     return how if isinstance(how, str) else f"@{_id(how)}"
 
 

@@ -179,12 +179,8 @@ def own_functions(session: SparkSession, names: Iterable[str]) -> set[str]:
     """Return of what kinds those of these functions are that were registered in a session: `OF_SQL`, `python_udf` ..."""
     scala, identifier = scala_of(session), "org.apache.spark.sql.catalyst.FunctionIdentifier"
     catalog = session._jsparkSession.sessionState().catalog()  # noqa: SLF001  # not public in PySpark
-    found = (scala.new(identifier, name) for name in names)
-    return {
-        catalog.lookupFunctionInfo(one).getSource()
-        for one in found
-        if catalog.isTemporaryFunction(one)
-    }
+    found = (scala.new(identifier, name) for name in registered_functions(session) & set(names))
+    return {catalog.lookupFunctionInfo(one).getSource() for one in found}
 
 
 def _loads(_: int) -> bool:

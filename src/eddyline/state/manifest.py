@@ -122,6 +122,7 @@ class Manifest:
         keys: for each view the places of the columns that identify its rows, where it has such a key.
         committed_at: when the epoch was committed, in microseconds since 1970; 0 if unknown.
         moment: what now() is in the views, in microseconds since 1970; 0 if no view has asked yet.
+        makers: for each view whose plan depends on nothing else, what has made it; see `EpochPlan.maker`.
         buckets: number of buckets since `rebucket` has changed it; 0 while it is that of the catalog.
         format: the format of its file; later ones of the storage have no older format.
     """
@@ -143,6 +144,7 @@ class Manifest:
     committed_at: int = 0
     moment: int = 0
     buckets: int = 0
+    makers: dict[str, str] = field(default_factory=dict)
     format: int = field(default=FORMAT_VERSION, compare=False)
 
     def holder(self, view: ViewId, epoch: Epoch) -> str:
@@ -193,6 +195,7 @@ class Manifest:
             plans={name: plan for name, plan in self.plans.items() if name in nodes},
             replaced={name: chain for name, chain in self.replaced.items() if name in nodes},
             keys={name: key for name, key in self.keys.items() if name in nodes},
+            makers={name: maker for name, maker in self.makers.items() if name in nodes},
         )
 
     def all_runs(self) -> list[Run]:
@@ -227,6 +230,7 @@ class Manifest:
             "committed_at": self.committed_at,
             "moment": self.moment,
             "buckets": self.buckets,
+            "makers": self.makers,
         }
 
 
@@ -457,20 +461,11 @@ def _stored(document: dict[str, Any], crc: int, arrangements: Arrangements) -> S
         document.get("committed_at", 0),
         document.get("moment", 0),
         document.get("buckets", 0),
+        document.get("makers", {}),
         document["format"],
     )
     _, _, whole, added = document.get("base", (0, 0, manifest.epoch, 0))
     return Stored(manifest, crc, whole, added)
-
-
-def write_arrangements(files: Files, name: str, arrangements: dict[str, Buckets]) -> None:
-    """Write a list of runs that no epoch has committed yet, for the tasks of an epoch."""
-    files.write_json(name, to_json(arrangements), durable=False)
-
-
-def read_arrangements(files: Files, name: str) -> dict[str, Buckets]:
-    """Read a list of runs that `write_arrangements` has written."""
-    return from_json(files.read_json(name))
 
 
 def committed_epochs(files: Files) -> list[Epoch]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from eddyline.changes import BucketId
 from eddyline.state.runs import Run
+from eddyline.storage.files import Files
 
 Buckets = dict[BucketId, tuple[Run, ...]]
 Arrangements = dict[str, Buckets]
@@ -32,6 +33,16 @@ def from_json(document: Mapping[str, Any]) -> Arrangements:
         }
         for name, buckets in document.items()
     }
+
+
+def write_arrangements(files: Files, name: str, arrangements: Mapping[str, Buckets]) -> None:
+    """Write a list of runs that no epoch has committed yet, for the tasks of an epoch."""
+    files.write_json(name, to_json(arrangements), durable=False)
+
+
+def read_arrangements(files: Files, name: str) -> Arrangements:
+    """Read a list of runs that `write_arrangements` has written."""
+    return from_json(files.read_json(name))
 
 
 def renamed(arrangements: Mapping[str, Buckets], name: Callable[[str], str]) -> Arrangements:
