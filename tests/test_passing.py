@@ -45,6 +45,7 @@ class Pieces:
         session = epoch_session(spark, 2, "Europe/Berlin", {})
         self.driver, self.catalyst = Driver(session), Catalyst(session)
         self.session = session
+        self.catalyst.keep_operators()
         schema = StructType.fromDDL(COLUMNS)
         self.leaf = self.catalyst.placeholder(
             self.catalyst.plan(self.catalyst.relation(schema)).output()
