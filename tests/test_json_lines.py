@@ -8,6 +8,7 @@ import random
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -461,15 +462,16 @@ def test_a_line_is_read_alike_alone_and_beside_a_malformed_one(tmp_path: Path) -
     assert differences(tmp_path, list(corpus())) == []
 
 
-@pytest.mark.parametrize("compressed", [gzip.compress, zlib.compress, pa.Codec("zstd").compress])
+@pytest.mark.parametrize(
+    # a lone carriage return in the header of gzip ends a line, too
+    "compressed", [partial(gzip.compress, mtime=13), zlib.compress, pa.Codec("zstd").compress]
+)
 def test_bytes_are_not_decompressed_that_no_name_calls_compressed(
     tmp_path: Path, compressed: Callable[[bytes], bytes], spark: SparkSession
 ) -> None:
     path = tmp_path / "plain.json"
     path.write_bytes(bytes(compressed(b'{"i": 1}\n{"i": 2}\n')))
-    decoder = JsonDecoder(SCHEMA, "UTC")
-    rows = [row for table in decoder.tables(path.read_bytes()) for row in table.to_pylist()]
-    assert rows == [row.asDict() for row in spark.read.schema(COLUMNS).json(str(path)).collect()]
+    assert decoded(path) == by_spark(spark, path)
 
 
 PLAIN = b'{"i": 1, "s": "k"}'
