@@ -39,9 +39,9 @@ def main(folder: str) -> None:
         while True:
             rows.insert([(number % 5, number), (number % 3, 1)])
             number += 1
-            time.sleep(0.02)
+            time.sleep(0.1)
 
-    engine.start(0.05)
+    engine.start(0.3)
     threading.Thread(target=feed, daemon=True).start()
     print("ready", flush=True)
     for line in sys.stdin:

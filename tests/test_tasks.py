@@ -411,7 +411,7 @@ def test_a_verification_ends_with_the_engine(
 
         def endless(_: str | None) -> Report:
             begun.set()
-            spark.range(64, numPartitions=64).selectExpr("java_method('java.lang.Thread', 'sleep', 60000L)").collect()  # fmt: skip
+            spark.range(64, numPartitions=64).selectExpr("java_method('java.lang.Thread', 'sleep', 2000L)").collect()  # fmt: skip
             raise AssertionError("the job wasn't cancelled")
 
         monkeypatch.setattr(engine._running._verifying, "_verify", endless)
