@@ -26,6 +26,7 @@ pytest.importorskip("confluent_kafka")
 from confluent_kafka import Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+import eddyline.relay.kafka_client as kafka_client
 import eddyline.sink.kafka_sink as kafka_sink
 import eddyline.sink.kafka_topic as kafka_topic
 from eddyline.sink.base import Refuse, keep_none
@@ -426,7 +427,7 @@ def test_kills_of_sink_and_broker_lose_and_double_nothing(
 def test_a_broker_that_is_away_is_an_error_that_passes(
     topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka_topic, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(kafka_client, "TIMEOUT_S", 0.5)
     options = {
         "kafka.bootstrap.servers": "127.0.0.1:1",
         "topic": topic,
