@@ -34,7 +34,9 @@ def marks(item: pytest.Item) -> list[tuple[str, str, str]]:
     parameters = callspec.params if callspec else {}
     found = []
     for mark in item.iter_markers(MARK):
-        connector, promise, killed = (word.format(**parameters) for word in mark.args)
+        connector, promise, killed = (
+            word.format(**parameters).replace(" 1 times", " once") for word in mark.args
+        )
         found.append((connector, promise, killed))
     return found
 

@@ -18,15 +18,15 @@ from eddyline.testing import FaultyFiles
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 KINDS = [
-    ("crash", "any", 4),  # the process is as good as dead: the storage is opened again
-    ("fail", "any", 3),  # a passing fault: the same engine goes on
-    ("kill", "worker", 3),  # one of Spark's Python workers dies: the same engine goes on
+    ("crash", "any", 3),  # the process is as good as dead: the storage is opened again
+    ("fail", "any", 2),  # a passing fault: the same engine goes on
+    ("kill", "worker", 2),  # one of Spark's Python workers dies: the same engine goes on
 ]
 
 STRIDE = int(os.environ.get("EDDYLINE_STRIDE", "4"))
 """Slow tests take one of so many effects, from a random one on; with 1, which takes hours, all."""
 
-DISKS = [("full", 4), ("broken", 3), ("read_only", 3)]
+DISKS = [("full", 3), ("broken", 2), ("read_only", 2)]
 
 
 @pytest.fixture(autouse=True)
@@ -172,7 +172,7 @@ def broken_start(root: Path, spark: SparkSession, fail_at: int) -> int:
 
 def test_a_fault_while_the_storage_is_made(tmp_path: Path, spark: SparkSession) -> None:
     count = broken_start(tmp_path / "0", spark, 0)
-    for n in sample(count, 4):
+    for n in sample(count, 2):
         broken_start(tmp_path / str(n), spark, n)
 
 

@@ -101,6 +101,7 @@ print("equal:", report.equal, report.views["v"].left_rows, report.views["v"].rig
 """
 
 
+@pytest.mark.slow
 def test_rows_stay_in_the_tasks(tmp_path: Path) -> None:
     """A view of 15 MB is verified where the driver takes 2 MB."""
     command = [sys.executable, "-c", CHILD, str(tmp_path / "storage")]

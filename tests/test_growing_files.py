@@ -190,7 +190,13 @@ READ_BY_SPARK = {
 }
 
 
-@pytest.mark.parametrize("read", READ_BY_SPARK)
+@pytest.mark.parametrize(
+    "read",
+    [
+        *list(READ_BY_SPARK)[::2],
+        *(pytest.param(one, marks=pytest.mark.slow) for one in list(READ_BY_SPARK)[1::2]),
+    ],
+)
 def test_a_file_on_which_spark_fails_is_left_out(
     tmp_path: Path,
     spark: SparkSession,

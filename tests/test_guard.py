@@ -787,8 +787,9 @@ def test_search_engines_are_allowed_instead_of_blocked(guarded, tmp_path, monkey
 
 
 @pytest.mark.spark
-def test_all_views_equal_offline_spark(guarded):
-    assert guarded.engine.verify()
+@pytest.mark.parametrize("view", ["offenders", pytest.param(None, marks=pytest.mark.slow)])
+def test_views_equal_offline_spark(guarded, view):
+    assert guarded.engine.verify(view)
 
 
 @pytest.mark.spark

@@ -464,7 +464,8 @@ def test_a_line_is_read_alike_alone_and_beside_a_malformed_one(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     # a lone carriage return in the header of gzip ends a line, too
-    "compressed", [partial(gzip.compress, mtime=13), zlib.compress, pa.Codec("zstd").compress]
+    "compressed",
+    [partial(gzip.compress, mtime=13), zlib.compress, pa.Codec("zstd").compress],
 )
 def test_bytes_are_not_decompressed_that_no_name_calls_compressed(
     tmp_path: Path, compressed: Callable[[bytes], bytes], spark: SparkSession
@@ -484,7 +485,7 @@ SPREAD = [  # as many objects as lines, but not one in each line
 ]
 
 
-@pytest.mark.parametrize("end", [b"", b"\n"])
+@pytest.mark.parametrize("end", [b"", pytest.param(b"\n", marks=pytest.mark.slow)])
 def test_a_line_is_read_alike_among_plain_ones(tmp_path: Path, end: bytes) -> None:
     blocks = [[line] for line in corpus()] + SPREAD
     for block in ([PLAIN, *lines, PLAIN] for lines in blocks):

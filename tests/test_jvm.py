@@ -178,7 +178,7 @@ def test_a_process_without_work_ends_too(tmp_path: Path, spark: SparkSession) ->
     "exactly once; no view is set aside",
     "the JVM alone, {kills} times by kill -9 at random moments",
 )
-@pytest.mark.parametrize("kills", [2, pytest.param(25, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [1, pytest.param(25, marks=pytest.mark.slow)])
 def test_killed_in_the_middle_of_epochs(tmp_path: Path, spark: SparkSession, kills: int) -> None:
     site, moments = Site(tmp_path), random.Random(3)
     for _ in range(kills):

@@ -11,6 +11,7 @@ from waiting import PATIENCE_S
 NOTEBOOK = Path(__file__).parents[1] / "docs/quickstart.ipynb"
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_the_notebook_runs(tmp_path: Path) -> None:
     import nbformat

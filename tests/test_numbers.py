@@ -66,6 +66,9 @@ def assert_equal_offline(engine: el.Engine) -> None:
 # -- integers ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "session", ["true", pytest.param("false", marks=pytest.mark.slow)], indirect=True
+)
 def test_sums_of_integers_within_the_range_equal_offline_whatever_an_epoch_adds(
     engine: el.Engine,
 ) -> None:
@@ -199,6 +202,9 @@ def test_sums_of_decimals_that_overflow_are_as_offline_and_right_again(
     assert_equal_offline(engine)
 
 
+@pytest.mark.parametrize(
+    "session", ["true", pytest.param("false", marks=pytest.mark.slow)], indirect=True
+)
 def test_wide_decimals_of_both_signs_add_up_exactly(
     engine: el.Engine, session: SparkSession
 ) -> None:

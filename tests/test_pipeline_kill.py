@@ -117,7 +117,7 @@ def check(root: Path, where: str, source: Source, order: str = "free") -> None:
 @pytest.mark.parametrize(
     ("kills", "order"),
     [
-        (2, "key"),
+        (1, "key"),
         pytest.param(20, "free", marks=pytest.mark.slow),
         pytest.param(12, "key", marks=pytest.mark.slow),
     ],

@@ -81,7 +81,7 @@ class Days:
         return next(one for one in self.engine.status()["sources"] if one["name"] == "s")
 
 
-@pytest.mark.parametrize("format", ["csv", "json"])
+@pytest.mark.parametrize("format", [pytest.param("csv", marks=pytest.mark.slow), "json"])
 def test_views_go_on_and_later_ones_begin_with_the_rows_that_are_left(
     tmp_path: Path, spark: SparkSession, format: str
 ) -> None:

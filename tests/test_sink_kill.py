@@ -74,7 +74,7 @@ def summed(changes: Iterable[dict]) -> Counter:
     "exactly once, if it stores the epoch in the transaction of its rows",
     "the engine, {kills} times by kill -9",
 )
-@pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.slow)])
 def test_targets_equal_the_view_after_kills(tmp_path: Path, kills: int) -> None:
     deltalake = pytest.importorskip("deltalake", reason="needs eddyline[delta]")
     moments = random.Random(kills)
