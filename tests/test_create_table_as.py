@@ -244,7 +244,7 @@ def test_a_script_that_runs_again_doubles_nothing(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["fail", "crash"])
+@pytest.mark.parametrize("kind", [pytest.param("fail", marks=pytest.mark.slow), "crash"])
 def test_a_fault_leaves_the_whole_table_or_none(
     tmp_path: Path, spark: SparkSession, written_in: str, kind: str
 ) -> None:
