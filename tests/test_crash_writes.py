@@ -26,7 +26,7 @@ KINDS = [
 STRIDE = int(os.environ.get("EDDYLINE_STRIDE", "4"))
 """Slow tests take one of so many effects, from a random one on; with 1, which takes hours, all."""
 
-DISKS = [("full", 3), ("broken", 2), ("read_only", 2)]
+DISKS = [("full", 4), ("broken", 3), ("read_only", 3)]
 
 
 @pytest.fixture(autouse=True)

@@ -45,6 +45,13 @@ def session(request: pytest.FixtureRequest, spark: SparkSession) -> SparkSession
     return cloned(spark, **{ANSI: request.param})
 
 
+legacy_is_slow = pytest.mark.parametrize(
+    "session",
+    [pytest.param("true", id="ansi"), pytest.param("false", id="legacy", marks=pytest.mark.slow)],
+    indirect=True,
+)
+
+
 @pytest.fixture
 def engine(tmp_path: Path, session: SparkSession) -> Iterator[el.Engine]:
     with el.Engine(str(tmp_path / "storage"), session) as made:
@@ -66,9 +73,7 @@ def assert_equal_offline(engine: el.Engine) -> None:
 # -- integers ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "session", ["true", pytest.param("false", marks=pytest.mark.slow)], indirect=True
-)
+@legacy_is_slow
 def test_sums_of_integers_within_the_range_equal_offline_whatever_an_epoch_adds(
     engine: el.Engine,
 ) -> None:
@@ -202,9 +207,7 @@ def test_sums_of_decimals_that_overflow_are_as_offline_and_right_again(
     assert_equal_offline(engine)
 
 
-@pytest.mark.parametrize(
-    "session", ["true", pytest.param("false", marks=pytest.mark.slow)], indirect=True
-)
+@legacy_is_slow
 def test_wide_decimals_of_both_signs_add_up_exactly(
     engine: el.Engine, session: SparkSession
 ) -> None:

@@ -88,7 +88,7 @@ def test_views_with_python_functions_equal_offline(engine: el.Engine) -> None:
     engine.advance()
     for name, query in VIEWS.items():
         engine.view(name, query)
-    for epoch in range(2):
+    for epoch in range(4):
         table.upsert([(i, "abcd"[(i + epoch) % 4], i + epoch) for i in range(epoch, 18, 5)])
         table.delete([(epoch, None, None), (19 - epoch, None, None)])
         engine.advance()

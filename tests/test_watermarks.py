@@ -165,7 +165,7 @@ def test_views_equal_offline_sql_on_the_rows_in_time(fed: Fed) -> None:
         fed.feed(events)
         if number in (3, 9):  # several epochs each
             fed.engine.advance()
-    fed.check(VIEWS)
+            fed.check(VIEWS)
     assert fed.late
     assert fed.engine.status()["sources"][0]["late_rows"] == len(fed.late)
     # a view that comes later sees the same rows in time, and so does one over the late rows

@@ -69,6 +69,9 @@ REFERRED = {
     "catalog_page": "catalog_page_sk",
 }
 
+# queries whose epochs or views take longest, or nearly so
+TOGETHER = ("q4", "q9", "q14", "q36", "q47", "q64", "q66", "q67")
+
 SCALE = 0.01
 _QUOTED = re.compile(r'"([^"]+)"')  # a name in DuckDB, a text in Spark
 
@@ -149,10 +152,6 @@ class Data:
         self.tables[change.table] = refreshed(table, change, KEYS[change.table])
 
 
-TOGETHER = ("q4", "q9", "q14", "q36", "q47", "q64", "q66", "q67")
-"""Queries whose epochs or views take longest, or nearly so."""
-
-
 def _mixed(rows: pa.Table, random: np.random.Generator) -> pa.Table:
     """Return rows with the values of their decimal columns given to other rows."""
     for place, field in enumerate(rows.schema):
@@ -167,7 +166,6 @@ def run(
     repeat: int = 5,
     cores: int = 2,
     share: float = 0.03,
-    of: int = 5,
     queries: Sequence[str] = (),
 ) -> SmallResult:
     """Time each query alone, then some together: making the views, and small epochs.
@@ -176,11 +174,11 @@ def run(
         repeat: number of timed epochs of each query.
         cores: number of cores of the local session.
         share: of the sales that are there at the start.
-        of: in how many epochs all sales have changed.
         queries: their names; all if there are none.
     """
     require("duckdb", "the tables of TPC-DS need")
     texts, tables = generate()
+    chosen = queries or list(texts)
     data, work = Data(tables, share), []
     with bench_session(cores) as spark, new_engine(spark) as engine:
         handles = {
@@ -194,14 +192,14 @@ def run(
 
         def change(_: int) -> None:
             nonlocal count, changed
-            refreshes = list(data.changes(count, of))
+            refreshes = list(data.changes(count, of=5))  # some 800 rows
             count, changed = count + 1, sum(len(one.rows) for one in refreshes)
             for one in refreshes:
                 if one.rows.num_rows:
                     data.apply(one)
                     getattr(handles[one.table], one.operation)(one.rows)
 
-        for name in queries or texts:
+        for name in chosen:
             one = Work(name)
             try:
                 timed(engine, one, {name: texts[name]}, change, repeat)
@@ -212,7 +210,7 @@ def run(
                 one.name += " (fails on these rows, offline too)"
             engine.drop("view", name)
             work.append(one)
-        some = {name: texts[name] for name in TOGETHER if name in (queries or texts)}
+        some = {name: texts[name] for name in TOGETHER if name in chosen}
         if some:
             work.append(Work(f"{len(some)} together"))
             timed(engine, work[-1], some, change, repeat)
