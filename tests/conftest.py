@@ -138,8 +138,8 @@ def own_sigterm() -> Iterator[None]:
 def lane_at_random(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each epoch of each view run in the driver or as a Spark job, by a seed from the test's name.
 
-    In the driver, inputs are evaluated whole or in parts, by generated code or interpreted. Small results are read in the driver or
-    by workers.
+    In the driver, inputs are evaluated whole or in parts, by generated code or interpreted, and go through operators whole or in
+    slices. Small results are read in the driver or by workers.
     """
     if request.node.get_closest_marker("spark") is None:
         return
@@ -148,6 +148,7 @@ def lane_at_random(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Lanes, "choose", drawn(request.node.nodeid))
     die = random.Random(request.node.nodeid)
     monkeypatch.setattr("eddyline.runtime.short_lane.PART_ROWS", die.choice((2, 10_000)))
+    monkeypatch.setattr("eddyline.runtime.kernel.CACHED_BYTES", die.choice((1 << 10, 4 << 20)))
     monkeypatch.setattr("eddyline.answers.reader.HELD_ROWS", die.choice((-1, 10_000)))
     monkeypatch.setattr("eddyline.spark.driver.INTERPRETED_ROWS_MAX", die.choice((-1, 50, 2000)))
 

@@ -35,7 +35,7 @@ def lane_at_random() -> None:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iterator[list[Twins]]:
-    """The same views in two engines: all epochs in the short lane, in parts of few rows, and all in the wide one."""
+    """The same views in two engines: all epochs in the short lane, in parts and slices of few rows, and all in the wide one."""
     names = closed([*every(20, 2), *ALWAYS])
     made = [
         Twins(
@@ -45,6 +45,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Itera
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("eddyline.runtime.short_lane.PART_ROWS", 2)
+        patch.setattr("eddyline.runtime.kernel.CACHED_BYTES", 256)
         yield made
     for twins in made:
         twins.engine.stop()

@@ -24,7 +24,7 @@ from eddyline.operators.pairing import (
     sides_of,
 )
 from eddyline.state.arrangement import Arrangement, Layout
-from eddyline.state.kernels import distinct_hashes
+from eddyline.state.kernels import distinct_hashes, distinct_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +68,12 @@ class Join:
         given, unmatchable = sides_of(delta, layouts, self.carried)
         fresh = {slot: layouts[slot].consolidate(given[slot]) for slot in layouts}
         left_hashes, right_hashes = distinct_hashes(fresh[LEFT]), distinct_hashes(fresh[RIGHT])
+        both = distinct_values(np.concatenate([left_hashes, right_hashes]))
         left_old = _stored(
-            state[LEFT],
-            np.union1d(right_hashes, left_hashes) if self.kind.watches_right else right_hashes,
-            fresh[LEFT],
+            state[LEFT], both if self.kind.watches_right else right_hashes, fresh[LEFT]
         )
         right_old = _stored(
-            state[RIGHT],
-            np.union1d(left_hashes, right_hashes) if self.kind.watches_left else left_hashes,
-            fresh[RIGHT],
+            state[RIGHT], both if self.kind.watches_left else left_hashes, fresh[RIGHT]
         )
         tables = [left_old, fresh[LEFT], right_old, fresh[RIGHT]]
         codes = key_codes(tables, self.keys)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -16,17 +16,19 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from eddyline.changes import BUCKET, HASH, WEIGHT, BucketId, Epoch
-from eddyline.operators.base import Operator, Timed
+from eddyline.operators.base import BucketResult, Operator, State, Timed
 from eddyline.runtime.context import REPORT, EpochContext, arrangement_name, part_name
 from eddyline.runtime.worker import CpuOfTask, batches_of, prepare_worker
+from eddyline.spark.threads import parts_at_once, side_by_side
 from eddyline.state.arrangement import Arrangement, Limits, RunWriter
 from eddyline.state.expiry import ExpiryColumn
 from eddyline.state.grouping import block_starts
+from eddyline.state.kernels import where
 from eddyline.state.manifest import ROWS, Manifest, manifest_name, read_manifest
 from eddyline.state.retyping import with_nullable_fields
 from eddyline.state.run_lists import common_start, read_arrangements
 from eddyline.state.runs import keep_open
-from eddyline.state.slices import sliced
+from eddyline.state.slices import CACHED_BYTES, sliced, spans_of_hashes
 from eddyline.state.weights import deletes_in
 from eddyline.storage.files import Files
 
@@ -45,16 +47,15 @@ class Owners:
 
     @staticmethod
     def of_rows(hashes: np.ndarray, buckets: np.ndarray) -> Owners | None:
-        """Return the owners of rows; None if rows of one hash lie in two buckets."""
-        places = np.argsort(hashes, kind="stable")
-        hashes, buckets = hashes[places], buckets[places]
-        starts = np.flatnonzero(block_starts(hashes))
-        owners = Owners(hashes[starts], buckets[starts])
-        return owners if (owners.of(hashes) == buckets).all() else None
+        """Return the owners of rows that are sorted by hash; None if rows of one hash lie in two buckets."""
+        starts = block_starts(hashes)
+        if (buckets[1:] != buckets[:-1])[~starts[1:]].any():
+            return None
+        return Owners(hashes[starts], buckets[starts])
 
     def all(self) -> list[BucketId]:
         """Return the buckets."""
-        return [BucketId(int(bucket)) for bucket in np.unique(self.buckets)]
+        return [BucketId(int(bucket)) for bucket in np.flatnonzero(np.bincount(self.buckets))]
 
     def of(self, hashes: np.ndarray) -> np.ndarray:
         """Return the bucket of each of some hashes; the delta must contain them."""
@@ -187,11 +188,12 @@ class Kernel:
         Returns:
             The output, and for each of its rows the number of its bucket.
         """
-        owners = None
         if not isinstance(self.operator, Timed):
-            owners = Owners.of_rows(delta[HASH].to_numpy(), of)
-        if owners is not None:
-            return self._run_together(context, delta, owners, report)
+            hashes = delta[HASH].to_numpy()
+            places = np.argsort(hashes, kind="stable")
+            owners = Owners.of_rows(hashes[places], of[places])
+            if owners is not None:
+                return self._run_together(context, delta, places, owners, report)
         output, numbers = [], []
         for bucket in map(BucketId, range(buckets)):
             rows = delta.filter(pa.array(of == bucket))
@@ -204,46 +206,96 @@ class Kernel:
         self,
         context: EpochContext,
         delta: pa.Table,
+        places: np.ndarray,
         owners: Owners,
         report: Callable[[dict[str, Any]], object],
     ) -> tuple[list[pa.Table], np.ndarray]:
+        """Run the operator over the buckets of all rows at once, slice by slice; several slices on all cores.
+
+        Args:
+            places: the places of the rows in the order of their hashes.
+        """
         started = time.perf_counter()
         operator, limits = self._limited(context)
         buckets = owners.all()
         states = {bucket: self._state(context, operator, bucket) for bucket in buckets}
-        together = {
-            slot: Arrangement(
-                self.files, layout, [run for state in states.values() for run in state[slot].runs]
-            )
-            for slot, layout in operator.layouts.items()
-        }
-        step = operator.step(with_nullable_fields(delta), together)
-        output = list(step.output)
-        numbers = [owners.of(table[HASH].to_numpy()) for table in output]
-        reports: dict[BucketId, dict[str, Any]] = {
-            bucket: {"bucket": bucket, "counts": {}, "slots": {}} for bucket in buckets
-        }
-        for slot, rows in step.appends.items():
-            of = owners.of(rows[HASH].to_numpy())
-            for bucket in buckets:
-                own = rows if len(buckets) == 1 else rows.filter(pa.array(of == bucket))
-                held = states[bucket][slot]
-                writer = self._writer(context, slot, f"driver-{bucket}-0", held)
-                writer.add(own)
-                reports[bucket]["slots"][slot] = self._extended(writer, held, limits.get(slot, ()))
-        reports[buckets[0]]["counts"] = {
+        slices = _slices(delta, places)
+        threads = min(parts_at_once(), len(slices)) if len(slices) > 1 else 1
+        ends = [number * len(slices) // threads for number in range(threads + 1)]
+        shares = side_by_side(
+            [
+                partial(self._steps, operator, states.values(), delta, slices[start:end])
+                for start, end in pairwise(ends)
+            ]
+        )
+        steps = [step for share, _ in shares for step in share]
+        output = [table for step in steps for table in step.output]
+        appends = _appends(steps, owners)
+        writes = [
+            partial(self._write, context, bucket, states[bucket], appends, limits)
+            for bucket in buckets
+        ]
+        written = side_by_side(writes) if threads > 1 else [write() for write in writes]
+        counts = {
             "in": delta.num_rows,
             "out": sum(table.num_rows for table in output),
-            "deleted": deletes_in(step.appends[ROWS][WEIGHT]) if ROWS in step.appends else 0,
-            "touched": sum(arrangement.touched for arrangement in together.values()),
+            "deleted": sum(deletes_in(rows[WEIGHT]) for rows, _ in appends.get(ROWS, ())),
+            "touched": sum(touched for _, touched in shares),
             "us": round((time.perf_counter() - started) * 1e6),
         }
-        for one in reports.values():
-            report(one)
+        for bucket, slots in zip(buckets, written, strict=True):
+            report({"bucket": bucket, "counts": counts, "slots": slots})
+            counts = {}  # all are in the first one
+        numbers = [owners.of(table[HASH].to_numpy()) for table in output]
         return (
             [table.drop_columns([HASH]) for table in output],
             np.concatenate(numbers) if numbers else np.empty(0, np.int64),
         )
+
+    def _steps(
+        self,
+        operator: Operator,
+        states: Iterable[State],
+        delta: pa.Table,
+        slices: Iterable[np.ndarray],
+    ) -> tuple[list[BucketResult], int]:
+        """Return what the operator makes of each slice, over several buckets, and how many stored rows it has read.
+
+        Args:
+            slices: the places of their rows.
+        """
+        together = {
+            slot: Arrangement(
+                self.files, layout, [run for state in states for run in state[slot].runs]
+            )
+            for slot, layout in operator.layouts.items()
+        }
+        steps = []
+        for places in slices:
+            step = operator.step(with_nullable_fields(delta.take(pa.array(places))), together)
+            steps.append(replace(step, output=list(step.output)))
+        return steps, sum(arrangement.touched for arrangement in together.values())
+
+    def _write(
+        self,
+        context: EpochContext,
+        bucket: BucketId,
+        state: State,
+        appends: Mapping[str, Sequence[tuple[pa.Table, np.ndarray]]],
+        limits: Mapping[str, Limits],
+    ) -> dict[str, dict[str, Any]]:
+        """Write what is added to a bucket; return the entry of each arrangement for the report.
+
+        Args:
+            appends: for each arrangement the rows of all buckets, lowest hashes first, with the bucket of each.
+        """
+        slots = {}
+        for slot, parts in appends.items():
+            writer = self._writer(context, slot, f"driver-{bucket}-0", state[slot])
+            for rows, of in parts:
+                writer.add(where(rows, of == bucket))
+            slots[slot] = self._extended(writer, state[slot], limits.get(slot, ()))
+        return slots
 
     def _limited(self, context: EpochContext) -> tuple[Operator, Mapping[str, Limits]]:
         """Return the operator, and for each slot the limits below which its rows are dropped."""
@@ -290,6 +342,27 @@ class Kernel:
             "delta": [run.as_list() for run in added],
             "merge": left,
         }
+
+
+def _slices(delta: pa.Table, places: np.ndarray) -> list[np.ndarray]:
+    """Cut the places of rows, which are in the order of their hashes, into slices that fit into a processor's cache."""
+    count = -(-delta.nbytes // CACHED_BYTES)
+    if count < 2:
+        return [places]
+    hashes = delta[HASH].to_numpy()[places]
+    spans = [span for (span,) in spans_of_hashes([hashes], count)]
+    return [places[start:end] for start, end in spans if start < end]
+
+
+def _appends(
+    steps: Iterable[BucketResult], owners: Owners
+) -> dict[str, list[tuple[pa.Table, np.ndarray]]]:
+    """Return for each arrangement what steps add to it, with the bucket of each row."""
+    appends: dict[str, list[tuple[pa.Table, np.ndarray]]] = {}
+    for step in steps:
+        for slot, rows in step.appends.items():
+            appends.setdefault(slot, []).append((rows, owners.of(rows[HASH].to_numpy())))
+    return appends
 
 
 def _bucket_of(

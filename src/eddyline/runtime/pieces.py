@@ -18,6 +18,7 @@ from eddyline.runtime.sizes import UNKNOWN, bytes_of, rows_of
 from eddyline.source.lines import line_starts
 from eddyline.source.parquet import rows_in_parquet
 from eddyline.source.segments import BUCKET_RUNS, NDJSON, PARQUET, RUN, Segment, cut_at, read_arrow
+from eddyline.state.kernels import distinct_values
 from eddyline.state.slices import spans_between, spans_of_hashes
 from eddyline.storage.files import Files
 
@@ -129,7 +130,7 @@ def in_two(files: Files, segment: Segment) -> list[Segment]:
     """
     if segment.kind == BUCKET_RUNS:
         runs, hashes = _runs_and_hashes(files, segment)
-        every = np.unique(np.concatenate(hashes))
+        every = distinct_values(np.concatenate(hashes))
         spans = spans_between(hashes, every[len(every) // 2 :][:1])
         parts = _at_spans(files, segment, runs, spans)
     elif segment.kind == NDJSON:

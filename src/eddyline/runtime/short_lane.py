@@ -161,11 +161,11 @@ class _Piece:
             of: np.ndarray = output[BUCKET].to_numpy()
             return output.drop_columns([BUCKET]), of
         assert rows.of is not None
+        if self.one_to_one:
+            return self.over(rows.table, context), rows.of
         buckets = np.unique(rows.of)
-        if self.one_to_one or len(buckets) == 1:
+        if len(buckets) == 1:
             output = self.over(rows.table, context)
-            if self.one_to_one:
-                return output, rows.of
             return output, np.full(output.num_rows, buckets[0])
         outputs = [
             self.over(rows.table.filter(pa.array(rows.of == bucket)), context) for bucket in buckets

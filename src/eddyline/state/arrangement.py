@@ -15,6 +15,7 @@ from eddyline.state.grouping import SortKey
 from eddyline.state.kernels import (
     Measure,
     consolidate,
+    distinct_values,
     in_several,
     indices_of,
     nonzero,
@@ -85,7 +86,7 @@ class Layout:
         if small:
             common.append(pa.concat_tables(small, promote_options="default").combine_chunks())
         few = [run[HASH].to_numpy() for run in common]
-        shared = np.unique(np.concatenate([in_several(hashes), *few]))
+        shared = distinct_values(np.concatenate([in_several(hashes), *few]))
         alone = []
         for run, own in zip(large, hashes, strict=True):
             places = indices_of(own, shared)

@@ -11,7 +11,7 @@ import pyarrow as pa
 from eddyline.changes import HASH, WEIGHT
 from eddyline.state.arrangement import Arrangement, Layout
 from eddyline.state.grouping import SortKey, block_starts, merged, ranked
-from eddyline.state.kernels import distinct_hashes, matched, ranges, with_weights
+from eddyline.state.kernels import distinct_hashes, distinct_values, matched, ranges, with_weights
 from eddyline.state.retyping import cast_to
 
 PLACE = "place"
@@ -110,7 +110,7 @@ def _merge(
     row_hashes = heads[HASH].to_numpy()[first]
 
     # the merge is complete up to the smallest last row among the runs with unread rows of a hash
-    hashes = np.unique(row_hashes)
+    hashes = distinct_values(row_hashes)
     bound = np.full(len(hashes), len(first))
     begin = 0
     for count, longer in cut:
