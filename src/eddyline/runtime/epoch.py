@@ -39,7 +39,7 @@ from eddyline.state.recover import EPOCHS, attempt_folder
 from eddyline.state.run_lists import Buckets, renamed, write_arrangements
 from eddyline.state.runs import read_run
 from eddyline.state.weights import deletes_in
-from eddyline.storage.files import Files
+from eddyline.storage.files import Files, flushing_threads
 
 JOBS_MIN, JOBS_MAX = 2, 16
 """Limits of how many plans run at once. Two on one core: while one waits for the disk, the other computes."""
@@ -125,6 +125,7 @@ class EpochRunner:
         abandoned: folders of attempts that failed, to be removed.
         searches: remembers whose rows at fault are known.
         pool: runs plans that don't read each other.
+        syncs: flush the files of an epoch; to start them in each would take longer than to flush.
     """
 
     files: Files
@@ -135,6 +136,7 @@ class EpochRunner:
     abandoned: list[str] = field(default_factory=list)
     searches: Searches = field(default_factory=Searches)
     pool: Executor = field(default_factory=_pool)
+    syncs: Executor = field(default_factory=flushing_threads)
 
     def run(
         self,
@@ -199,7 +201,7 @@ class EpochRunner:
                     base, plans, state, positions, watermarks, attempt.rebuilt
                 )
                 manifest = attempt.finish_manifest(manifest, state)
-                self.files.sync_all(state.unflushed)
+                self.files.sync_all(state.unflushed, self.syncs)
                 manifest = write_manifest(self.files, manifest)
         except BaseException:
             self._abandon(folder, epoch)
@@ -233,7 +235,7 @@ class EpochRunner:
             context = self._with_computed_state(before, given.plan.id, context)
         state = EpochState(dict(before or {}), failing=dict(base.failing))
         self._run_plans(context, [given], state, watermarks, timer, base.failing)
-        self.files.sync_all(state.unflushed)
+        self.files.sync_all(state.unflushed, self.syncs)
         return None if given.plan.id in state.failing else state
 
     def _with_computed_state(

@@ -11,8 +11,8 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlparse
@@ -24,6 +24,11 @@ from eddyline.storage.os_errors import storage_errors
 UNFINISHED = ".tmp"
 SYNCS_AT_ONCE = 8
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
+
+
+def flushing_threads() -> Executor:
+    """Return threads that flush files, to be used more than once."""
+    return ThreadPoolExecutor(SYNCS_AT_ONCE, "eddyline-sync")
 
 
 class Files:
@@ -271,12 +276,16 @@ class Files:
             self.step("sync", name)
             sync_path(self.path(name))
 
-    def sync_all(self, names: Collection[str]) -> None:
-        """Flush files and the entries of their folders, several at a time, which disks do faster."""
+    def sync_all(self, names: Collection[str], threads: Executor | None = None) -> None:
+        """Flush files and the entries of their folders, several at a time, which disks do faster.
+
+        Args:
+            threads: what does it; new threads, by default.
+        """
         wanted = [name for name in names if not name.startswith(self.unflushed)]
         if not wanted:
             return
-        with ThreadPoolExecutor(SYNCS_AT_ONCE) as pool:
+        with nullcontext(threads) if threads else flushing_threads() as pool:
             list(pool.map(self.sync, wanted))
         for folder in {os.path.dirname(name) for name in wanted}:
             self.sync(folder)
