@@ -153,6 +153,24 @@ def test_sparks_sample_project(
     assert again["example_sql_materialized_view"][:4] == ["view", "5", "0", "0"]
 
 
+def test_a_spec_file_is_found_from_any_folder_and_an_empty_project_drops_nothing(
+    project: Path, monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    define(project, one_sql="CREATE MATERIALIZED VIEW ones AS SELECT 1 AS one")
+    monkeypatch.chdir(project.parent)
+    spec = "project/spark-pipeline.yml"
+    for words in (["dry-run"], ["run"], ["run", "--verify"]):
+        code, printed, errors = run(*words, "--spec", spec)
+        assert (code, errors) == (0, "")
+        assert table(printed)["ones"][0] == "view"
+    (project / "transformations" / "one.sql").unlink()
+    for command in ("dry-run", "run"):
+        code, printed, errors = run(command, "--spec", spec)
+        assert (code, printed) == (2, "")
+        assert "define nothing: transformations/**/*" in errors
+    assert rows(project, "SELECT * FROM ones") == [(1,)]
+
+
 def test_a_second_run_reads_only_what_has_changed(project: Path, run: Run) -> None:
     define(project, all_py=PYTHON, more_sql=SQL)
     visit(project, "1.json", *((number, "abcd"[number % 4]) for number in range(50)))

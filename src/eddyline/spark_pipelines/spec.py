@@ -28,7 +28,7 @@ class Spec:
     """A spec file.
 
     Attributes:
-        path: the file; the project is its folder.
+        path: the file, as an absolute path; the project is its folder.
         storage: folder of the engine's storage.
         qualifiers: the default catalog and database, with which names may be qualified.
         configuration: settings of the Spark session.
@@ -95,7 +95,7 @@ def load_spec(path: Path) -> Spec:
             raise invalid("PIPELINE_SPEC_MISSING_REQUIRED_FIELD", field_name=name)
     qualifiers = (document.get("catalog"), document.get("database", document.get("schema")))
     return Spec(
-        path,
+        path.absolute(),  # files are read in other folders
         str(document["name"]),
         _folder(path, str(document["storage"])),
         tuple(str(one).lower() for one in qualifiers if one),
