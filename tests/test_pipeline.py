@@ -345,6 +345,8 @@ def test_a_queue_feeds_one_pipeline(opened: Callable[..., Load]) -> None:
     load = opened(lambda e, q: e.pipeline("p", q).bolt(number).into("s", "n BIGINT"))
     with pytest.raises(EngineError, match="QUEUE_IN_USE"):
         load.engine.pipeline("other", load.queue).bolt(number).into("s2", "n BIGINT")
+    assert [entry.name for entry in load.engine.catalog.entries] == ["s", "p__dead"]
+    load.engine.pipeline("p", load.queue).bolt(number).into("s", "n BIGINT")  # again, by its name
 
 
 @pytest.mark.parametrize(
@@ -529,7 +531,7 @@ def test_it_runs_in_the_background(opened: Callable[..., Load]) -> None:
     assert told["lanes"] == ["normal"] * len(told["windows"])
 
 
-def test_what_cannot_be_is_refused(opened: Callable[..., Load]) -> None:
+def test_what_cannot_be_is_refused(opened: Callable[..., Load], tmp_path: Path) -> None:
     load = opened(lambda e, q: e.pipeline("p", q).bolt(number).into("s", "n BIGINT"))
     engine, queue = load.engine, load.queue
     with pytest.raises(EngineError, match="has no bolt"):
@@ -551,8 +553,10 @@ def test_what_cannot_be_is_refused(opened: Callable[..., Load]) -> None:
     assert [item["name"] for item in engine.status()["pipelines"]] == ["p"]
     with pytest.raises(CatalogError, match="another definition"):
         engine.pipeline("p", queue).bolt(number).into("s", "n STRING")
+    other = DataQueue(LogBackend(str(tmp_path / "other queue")))
     with pytest.raises(CatalogError, match="another definition"):  # one pipeline feeds a stream
-        engine.pipeline("q", queue).bolt(number).into("s", "n BIGINT")
+        engine.pipeline("q", other).bolt(number).into("s", "n BIGINT")
+    other.close()
     rate = load.spark.readStream.format("rate").load().selectExpr("value AS n")
     with pytest.raises(CatalogError, match="another definition"):
         engine.stream("s", rate)

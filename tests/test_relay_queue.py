@@ -361,6 +361,8 @@ def test_a_full_queue_refuses_and_takes_again_once_it_is_read(opened):
     with pytest.raises(QueueFullError) as error:
         queue.put(["c", "d"])
     assert error.value.retryable
+    with pytest.raises(QueueFullError, match="several calls"):
+        queue.put(["c"] * 4)
     queue.settle(queue.plan(10))
     queue.commit()
     queue.put(["c", "d"])

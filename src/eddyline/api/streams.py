@@ -146,16 +146,16 @@ class Streams:
         workspace = self._workspace
         with workspace.lock:
             workspace.check_writable()
-            fed = None if into is None else workspace.define(into)
-            letters = workspace.define(drafts.pipeline_letters(name, into))
-            workspace.sources.disconnect(letters)
             for other in self._pipelines():
-                if other.queue is queue:
+                if other.queue is queue and other.name.lower() != name.lower():
                     raise EngineError(
                         f"pipeline {other.name} reads this queue",
                         condition="QUEUE_IN_USE",
                         hint="give each pipeline a queue of its own, or both steps to one pipeline",
                     )
+            fed = None if into is None else workspace.define(into)
+            letters = workspace.define(drafts.pipeline_letters(name, into))
+            workspace.sources.disconnect(letters)
             pipeline = PipelineStream(
                 name,
                 pipeline_files(workspace.files, letters, fed, workspace.sources.log),

@@ -56,8 +56,10 @@ class Producer:
         unread = self.backend.unread()
         if unread + records.num_rows > self.unread_rows_max:
             raise QueueFullError(
-                f"{unread} records of the queue are unread",
+                f"{unread} records of the queue are unread, {records.num_rows} more are too many: {self.unread_rows_max} may be",
                 condition="QUEUE_FULL",
-                hint="put them again in a while, or read faster",
+                hint="put them again in a while, or read faster"
+                if records.num_rows <= self.unread_rows_max
+                else "put them in several calls",
             )
         return self.backend.put(records) if records.num_rows else 0
