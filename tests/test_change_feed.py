@@ -113,6 +113,12 @@ def test_a_view_with_a_column_of_the_feed_is_refused(engine):
         engine.view("taken", "SELECT * FROM own").changes(form="cdf")
     assert error.value.condition == "DUPLICATE_COLUMN"
     assert engine.view("renamed", "SELECT _commit_version AS c FROM own").changes(form="cdf")
+    for name in ("OP", "epoch"):
+        view = engine.view(f"has_{name}", f"SELECT v AS {name} FROM own")
+        with pytest.raises(el.QueryError, match=f"DUPLICATE_COLUMN.*{name}.*retract"):
+            view.changes()
+        assert view.changes(form="cdf").columns[0] == name
+        assert view.changes(form="update").columns == ["before", "after", "epoch"]
 
 
 @pytest.mark.spark

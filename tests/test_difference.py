@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
@@ -61,6 +62,16 @@ def test_rows_that_differ_are_shown(spark: SparkSession, tasks: int) -> None:
     assert {row["v"] for row in found.left_only} == {7.0, 8.0}
     assert {row["v"] for row in found.right_only} == {7.000001, 1000.0}
     assert {"k": 8, "v": 8.0, "m": [("id", 8)]} in found.left_only
+
+
+def test_rows_that_are_nearly_equal_are_not_shown_beside_one_that_differs() -> None:
+    left = pa.table({"k": range(20), "x": [n + 0.1 for n in range(20)]})
+    right = pa.table(
+        {"k": range(21), "x": [(n + 0.1) * (1 + 1e-13) + (n == 9) for n in range(20)] + [7.0]}
+    )
+    found = difference(left, right)
+    assert [row["k"] for row in found.left_only] == [9]
+    assert {row["k"] for row in found.right_only} == {9, 20}
 
 
 def test_tables_are_compared_as_frames_are(spark: SparkSession) -> None:

@@ -39,7 +39,7 @@ class Condition:
 
 CONDITIONS: dict[str, Condition] = {
     # queries and scripts
-    "DUPLICATE_COLUMN": Condition(USER, False, "Two columns of a view's result, or of rows for a table, have the same name, or one has the name of a column that its change feed adds. Give one an alias with AS."),
+    "DUPLICATE_COLUMN": Condition(USER, False, "Two columns of a view's result, or of rows for a table, have the same name, or one has the name of a column that a form of its changes adds. Give one an alias with AS."),
     "INVALID_QUERY": Condition(USER, False, "Spark can't read the query. Correct it; SHOW TABLES, STREAMS and VIEWS list the names."),
     "NEEDS_SPARK": Condition(USER, False, "Without Spark only plain queries on one table or view are answered, from their files. Ask others with `eddyline sql` or `engine.sql`."),
     "NOT_ALLOWED": Condition(USER, False, "A query of the console, or one with `confined=True`, reads or calls something outside of the storage: a file, another table, a script, Java. Ask it with `eddyline sql` or `engine.sql`."),

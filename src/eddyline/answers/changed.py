@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eddyline.answers.changelog import CDF
+from eddyline.answers.changelog import CDF, RETRACT
 from eddyline.answers.reader import EpochChanges
 from eddyline.catalog.entries import TABLE, Entry
-from eddyline.changes import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, Epoch, ViewId
+from eddyline.changes import (
+    CHANGE_TYPE,
+    COMMIT_TIMESTAMP,
+    COMMIT_VERSION,
+    OPERATION,
+    Epoch,
+    ViewId,
+)
 from eddyline.errors import QueryError, StateError
 from eddyline.state.manifest import (
     ROWS,
@@ -72,15 +79,18 @@ def changes_expired(view: str, after: int, committed: Epoch, why: str = "") -> S
     )
 
 
-def check_feed(entry: Entry) -> None:
-    """Raise QueryError if a column of a view has the name of one that a change feed adds."""
+_ADDED = {CDF: (CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP), RETRACT: (OPERATION, "epoch")}
+
+
+def check_feed(entry: Entry, form: str = CDF) -> None:
+    """Raise QueryError if a column of a view has the name of one that a form of its changes adds."""
     own = {name.lower(): name for name in entry.columns.names}
-    for name in (CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP):
+    for name in _ADDED.get(form, ()):
         if name in own:
             raise QueryError(
-                f"{entry.kind} {entry.name} has a column {own[name]}, which its change feed adds",
+                f"{entry.kind} {entry.name} has a column {own[name]}, which the form {form} of its changes adds",
                 condition="DUPLICATE_COLUMN",
-                hint="give the column another name with AS in a view, or read the form retract",
+                hint="give the column another name with AS in a view, or read another form: retract, update, cdf",
             )
 
 

@@ -159,15 +159,38 @@ def _unmatched(rest: pa.Table) -> tuple[pa.Table, pa.Table]:
         sorted(range(len(side)), key=[_key(row) for row in side].__getitem__)
         for side in (left, right)
     ]
-    if len(left) == len(right) and all(
-        _close(left[one], right[two]) for one, two in zip(*orders, strict=True)
-    ):
-        orders = [[], []]
+    only = _only(left, right, *orders)
     shown = [
-        side.take(pa.array(order[:SHOWN_ROWS], pa.int64()))
-        for side, order in zip(sides, orders, strict=True)
+        side.take(pa.array(places[:SHOWN_ROWS], pa.int64()))
+        for side, places in zip(sides, only, strict=True)
     ]
     return shown[0], shown[1]
+
+
+def _only(
+    left: Sequence[tuple[Any, ...]],
+    right: Sequence[tuple[Any, ...]],
+    in_left: Sequence[int],
+    in_right: Sequence[int],
+) -> tuple[list[int], list[int]]:
+    """Return the places of rows that only one side has, in order.
+
+    Args:
+        in_left, in_right: the places of all rows, sorted by `_key`.
+    """
+    only_left, only_right = [], []
+    one = two = 0
+    while one < len(in_left) and two < len(in_right):
+        a, b = left[in_left[one]], right[in_right[two]]
+        if _close(a, b):
+            one, two = one + 1, two + 1
+        elif _key(a) <= _key(b):
+            only_left.append(in_left[one])
+            one += 1
+        else:
+            only_right.append(in_right[two])
+            two += 1
+    return [*only_left, *in_left[one:]], [*only_right, *in_right[two:]]
 
 
 def _comparable(table: pa.Table) -> list[tuple[Any, ...]]:

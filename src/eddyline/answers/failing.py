@@ -13,7 +13,7 @@ def view_failing(failure: Failure) -> EngineError:
     return EngineError(
         failure.message,
         condition="VIEW_FAILING",
-        hint="mend the rows, or mend or register the function, and the view comes back by itself; "
+        hint="mend the rows, mend or register the function, or define the view of a DataFrame again, and it comes back by itself; "
         "snapshot(last_good=True) reads the rows of its last good epoch",
         since=failure.since,
         rows="; ".join(failure.rows) or None,

@@ -10,7 +10,7 @@ from pyspark.sql.functions import col
 from pyspark.sql.types import StructType
 
 from eddyline.answers.changed import changed_runs, check_feed, epoch_changes
-from eddyline.answers.changelog import CDF, FORMS, RETRACT
+from eddyline.answers.changelog import FORMS, RETRACT
 from eddyline.answers.failing import check_holder, check_live, holder_as_of
 from eddyline.answers.history import segments_frame
 from eddyline.answers.reader import changes_frame, snapshot_frame
@@ -190,8 +190,7 @@ class Results:
                 condition="UNKNOWN_FORM",
                 hint="use retract, update or cdf",
             )
-        if form == CDF:
-            check_feed(entry)
+        check_feed(entry, form)
         key = None if form == RETRACT else self.plan_of(entry).key
         epochs = epoch_changes(self.files, runs, len(entry.columns), form, key)
         return changes_frame(session, epochs, entry.columns, form)

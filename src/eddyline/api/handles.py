@@ -394,7 +394,7 @@ class View:
         Raises:
             StateError: CHANGES_EXPIRED, the epochs after `after` are no longer retained;
                 NO_SUCH_EPOCH, that epoch is still to come.
-            QueryError: UNKNOWN_FORM; DUPLICATE_COLUMN, the view has a column that the form `cdf` adds.
+            QueryError: UNKNOWN_FORM; DUPLICATE_COLUMN, the view has a column that the form adds.
             EngineError: BAD_OPTION: `after` is negative, or `reader` can't be a name.
             CatalogError: NOT_FOUND: the view was dropped.
 
