@@ -134,7 +134,10 @@ REFUSED = {
         )
         for value in ("named_struct('a', v, 'a', s)", "array(named_struct('a', v, 'a', s))")
     },
-    "a time of day": ("SELECT TIME '01:02:03' AS a", "UNSUPPORTED_TYPE", "timeType.enabled"),
+    **{
+        f"a time of day, {time}": (f"SELECT {time} AS a", "UNSUPPORTED_TYPE", "timeType.enabled")
+        for time in ("TIME '01:02:03'", "make_time(1, 2, 3)", "CAST('01:02:03' AS TIME)")
+    },
     **{
         f"empty {value}": (f"SELECT {value} AS a FROM t", "UNSUPPORTED_TYPE", "give its elements")
         for value in (

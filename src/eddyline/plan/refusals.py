@@ -15,6 +15,7 @@ from eddyline.plan.catalyst import Catalyst
 from eddyline.plan.determinism import USER_FUNCTIONS, is_unknown, varies
 from eddyline.plan.logical import Expression, Plan, all_expressions, all_nodes, expressions_of, kind
 from eddyline.plan.render import node_text, text
+from eddyline.spark.failures import TIME_IS_OFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,7 @@ TYPES: dict[str, Refusal] = {
         # operators compare bytes, a collation doesn't
         "string collate ": "use lower(x) instead, or x COLLATE UTF8_BINARY",
         **dict.fromkeys(SHAPES, "keep it as bytes: st_asbinary(x)"),
-        TIME: "set spark.sql.timeType.enabled to true before the storage is opened, or cast it to a string",
+        TIME: TIME_IS_OFF,
     }.items()
 }
 # Arrow has no type for elements of VOID that can't be null.

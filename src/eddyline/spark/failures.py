@@ -44,6 +44,9 @@ _FAULTS_OF_THE_QUERY = (
 
 _NEST_LESS = "write it flatter, for instance with a view or a subquery for a part of it"
 _CORRECT_VALUES = "correct the values that it fails on, or write the query in another way"
+TIME_IS_OFF = (
+    "set spark.sql.timeType.enabled to true before the storage is opened, or cast it to a string"
+)
 # by conditions of Spark that are raised while it resolves a query
 _WAYS_OUT = {
     "CAST_INVALID_INPUT": _CORRECT_VALUES,
@@ -51,9 +54,13 @@ _WAYS_OUT = {
     "INVALID_INLINE_TABLE.FAILED_SQL_EXPRESSION_EVALUATION": _CORRECT_VALUES,
     "INVALID_TYPED_LITERAL": _CORRECT_VALUES,
     "UNBOUND_SQL_PARAMETER": "give engine.sql its value in args; a view needs it as a literal",
+    "UNSUPPORTED_TIME_TYPE": TIME_IS_OFF,
     "UNRESOLVED_ROUTINE": "correct the query, or define the function in this session: CREATE TEMPORARY FUNCTION, or spark.udf.register",
     "UNSUPPORTED_FEATURE.TIME_TRAVEL": "name an epoch: VERSION AS OF 12, in a query that isn't a view's",
 }
+
+_CONDITIONS = {"UNSUPPORTED_TIME_TYPE": "UNSUPPORTED_TYPE"}
+"""What such a query is refused for, where it isn't that Spark can't read it."""
 
 
 @contextmanager
@@ -82,7 +89,7 @@ def query_error(query: str, error: BaseException, **context: object) -> QueryErr
     if isinstance(error, _FAULTS_OF_THE_QUERY):
         return QueryError(
             message_of(error),
-            condition="INVALID_QUERY",
+            condition=_CONDITIONS.get(_condition(error), "INVALID_QUERY"),
             hint=_way_out(error),
             fragment=fragment,
             **context,
@@ -105,9 +112,13 @@ def query_error(query: str, error: BaseException, **context: object) -> QueryErr
 
 
 def _way_out(error: BaseException) -> str:
-    condition = error.getCondition() if isinstance(error, PySparkException) else None
     names = "correct the query; the names known are those of SHOW TABLES, STREAMS and VIEWS"
-    return _WAYS_OUT.get(condition or "", names)
+    return _WAYS_OUT.get(_condition(error), names)
+
+
+def _condition(error: BaseException) -> str:
+    """Return Spark's condition of an error; empty if it has none."""
+    return (isinstance(error, PySparkException) and error.getCondition()) or ""
 
 
 def missing_relation(error: BaseException | None) -> str | None:
