@@ -343,8 +343,9 @@ def test_a_sink_of_a_project(project: Path, run: Run) -> None:
     code, printed, errors = run("run")
     assert (code, errors, sinks(project)) == (0, "", [])
     assert len(written(target)) == 3
-    define(project, sink_py=ONE)
+    define(project, sink_py=ONE + VIEW.format(name="other", query="spark.range(2)"))
     assert run("run")[0::2] == (0, "")
+    assert rows(project, "SELECT * FROM other") == [(0,), (1,)]
 
 
 CHANGED = """

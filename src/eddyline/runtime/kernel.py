@@ -177,7 +177,7 @@ class Kernel:
         buckets: int,
         report: Callable[[dict[str, Any]], object],
     ) -> tuple[list[pa.Table], np.ndarray]:
-        """Run the operator over all buckets in this process; in one call, if no hash is in two buckets.
+        """Run the operator over all buckets in this process; over several at once, if no hash is in two buckets.
 
         Args:
             delta: the input rows of all buckets.

@@ -85,14 +85,6 @@ class Project(GraphElementRegistry):
                 except PySparkException as error:
                     at = str(file.relative_to(folder))
                     raise ScriptError(message_of(error), condition=INVALID, at=at) from error
-        if not self.outputs:  # a run would drop all that earlier ones have made
-            raise ScriptError(
-                f"the files of the project define nothing: {', '.join(self.spec.globs) or 'libraries is empty'}",
-                condition=INVALID,
-                hint="name the files with definitions in libraries of the spec file; "
-                "to drop all datasets, remove the storage",
-                at=str(self.spec.path),
-            )
         for target, flows in self.flows.items():
             if target not in self.outputs:
                 raise _invalid(
@@ -104,6 +96,14 @@ class Project(GraphElementRegistry):
                     f"{target} has a flow of AUTO CDC and other flows; it must be its only one",
                     flows[1].source_code_location,
                 )
+        if not self.outputs:  # a run would drop all that earlier ones have made
+            raise ScriptError(
+                f"the files of the project define nothing: {', '.join(self.spec.globs) or 'libraries is empty'}",
+                condition=INVALID,
+                hint="name the files with definitions in libraries of the spec file; "
+                "to drop all datasets, remove the storage",
+                at=str(self.spec.path),
+            )
 
     def register_output(self, output: Output) -> None:
         """Add a dataset or a sink."""
