@@ -68,12 +68,15 @@ class Join:
         given, unmatchable = sides_of(delta, layouts, self.carried)
         fresh = {slot: layouts[slot].consolidate(given[slot]) for slot in layouts}
         left_hashes, right_hashes = distinct_hashes(fresh[LEFT]), distinct_hashes(fresh[RIGHT])
-        both = distinct_values(np.concatenate([left_hashes, right_hashes]))
         left_old = _stored(
-            state[LEFT], both if self.kind.watches_right else right_hashes, fresh[LEFT]
+            state[LEFT],
+            _union(left_hashes, right_hashes) if self.kind.watches_right else right_hashes,
+            fresh[LEFT],
         )
         right_old = _stored(
-            state[RIGHT], both if self.kind.watches_left else left_hashes, fresh[RIGHT]
+            state[RIGHT],
+            _union(left_hashes, right_hashes) if self.kind.watches_left else left_hashes,
+            fresh[RIGHT],
         )
         tables = [left_old, fresh[LEFT], right_old, fresh[RIGHT]]
         codes = key_codes(tables, self.keys)
@@ -162,3 +165,7 @@ def _counts(table: pa.Table, codes: np.ndarray, size: int) -> np.ndarray:
 def _stored(arrangement: Arrangement, hashes: np.ndarray, like: pa.Table) -> pa.Table:
     found = lookup(arrangement, hashes)
     return empty_like(like, like.column_names) if found is None else found
+
+
+def _union(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    return distinct_values(np.concatenate([one, other]))

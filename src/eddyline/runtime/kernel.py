@@ -191,9 +191,11 @@ class Kernel:
         if not isinstance(self.operator, Timed):
             hashes = delta[HASH].to_numpy()
             places = np.argsort(hashes, kind="stable")
-            owners = Owners.of_rows(hashes[places], of[places])
+            hashes = hashes[places]
+            owners = Owners.of_rows(hashes, of[places])
             if owners is not None:
-                return self._run_together(context, delta, places, owners, report)
+                slices = _slices(places, hashes, delta.nbytes)
+                return self._run_together(context, delta, slices, owners, report)
         output, numbers = [], []
         for bucket in map(BucketId, range(buckets)):
             rows = delta.filter(pa.array(of == bucket))
@@ -206,20 +208,19 @@ class Kernel:
         self,
         context: EpochContext,
         delta: pa.Table,
-        places: np.ndarray,
+        slices: Sequence[np.ndarray],
         owners: Owners,
         report: Callable[[dict[str, Any]], object],
     ) -> tuple[list[pa.Table], np.ndarray]:
         """Run the operator over the buckets of all rows at once, slice by slice; several slices on all cores.
 
         Args:
-            places: the places of the rows in the order of their hashes.
+            slices: the places of the rows of each, lowest hashes first.
         """
         started = time.perf_counter()
         operator, limits = self._limited(context)
         buckets = owners.all()
         states = {bucket: self._state(context, operator, bucket) for bucket in buckets}
-        slices = _slices(delta, places)
         threads = min(parts_at_once(), len(slices)) if len(slices) > 1 else 1
         ends = [number * len(slices) // threads for number in range(threads + 1)]
         shares = side_by_side(
@@ -344,12 +345,16 @@ class Kernel:
         }
 
 
-def _slices(delta: pa.Table, places: np.ndarray) -> list[np.ndarray]:
-    """Cut the places of rows, which are in the order of their hashes, into slices that fit into a processor's cache."""
-    count = -(-delta.nbytes // CACHED_BYTES)
+def _slices(places: np.ndarray, hashes: np.ndarray, size: int) -> list[np.ndarray]:
+    """Cut the places of rows, sorted by their hashes, into slices that fit into a processor's cache.
+
+    Args:
+        hashes: the hash at each of the places.
+        size: bytes of all rows.
+    """
+    count = -(-size // CACHED_BYTES)
     if count < 2:
         return [places]
-    hashes = delta[HASH].to_numpy()[places]
     spans = [span for (span,) in spans_of_hashes([hashes], count)]
     return [places[start:end] for start, end in spans if start < end]
 

@@ -217,7 +217,7 @@ def in_several(hashes: Sequence[np.ndarray]) -> np.ndarray:
     if not hashes:
         return np.empty(0, np.int64)
     own = [*map(first_of_each, hashes)]
-    every = np.sort(np.concatenate(own), kind="stable")
+    every = np.sort(np.concatenate(own), kind="stable")  # fast, as these are sorted
     return first_of_each(every[1:][every[1:] == every[:-1]])
 
 
