@@ -217,6 +217,8 @@ OF_ENGINES = (
     "api.engine",
     "api.handles",
     "api.pipeline",
+    "api.queries",
+    "api.relations",
     "api.serving",
     "runtime.progress",
 )
