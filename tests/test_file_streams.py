@@ -22,6 +22,8 @@ from eddyline import Engine
 from eddyline.answers.spark_files import read_by_spark
 from eddyline.errors import DataError, EngineError
 from eddyline.intake.formats import SparkFormat
+from eddyline.relay.embedded import LogBackend
+from eddyline.relay.queue import DataQueue
 from eddyline.source.files import FileStream, read_parquet_file
 from eddyline.source.parquet import parquet_fault, read_parquet
 from eddyline.source.redo_log import RedoLog
@@ -534,3 +536,28 @@ def test_rows_of_a_parquet_file_are_read_no_further_than_needed(tmp_path, monkey
     assert read(15) == list(range(5, 20))
     with pytest.raises(DataError, match="BAD_FILE"):
         read(16)
+
+
+def test_streams_made_in_python_tell_that_they_wait_to_be_connected(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    def waits(engine: Engine) -> dict[str, str]:
+        sources = engine.status()["sources"]
+        return {source["name"]: source["error"] for source in sources if "error" in source}
+
+    def attach(engine: Engine) -> None:
+        engine.stream("lines", spark.readStream.text(str(tmp_path / "in")))
+        queue = DataQueue(LogBackend(tmp_path / "queue"))
+        engine.pipeline("p", queue).bolt(dict).into("piped", "word STRING")
+
+    (tmp_path / "in").mkdir()
+    with Engine(tmp_path / "storage", spark) as engine:
+        engine.table("t", "id INT")
+        engine.create_stream("stored", "id INT", "json", {"path": str(tmp_path / "in")})
+        attach(engine)
+        assert waits(engine) == {}
+    with Engine(tmp_path / "storage", spark) as engine:
+        why = "not connected since the storage was opened; call engine.{}(...) again"
+        assert waits(engine) == {"lines": why.format("stream"), "piped": why.format("pipeline")}
+        attach(engine)
+        assert waits(engine) == {}

@@ -233,8 +233,20 @@ class Reading:
         for source in status["sources"]:
             if (outage := outages.get(source["name"])) is not None:
                 source["error"] = str(outage.error)
+            elif waits := self._waits(catalog, catalog.get(source["name"])):
+                source["error"] = waits
         status["views"] += [filling() for filling in list(workspace.filling.values())]
         return status
+
+    def _waits(self, catalog: Catalog, stream: Entry) -> str:
+        """Return why a stream gets no rows until the program that writes the storage attaches it; empty if it does."""
+        if not self._workspace.writes or not stream.takes_input or stream.reopens:
+            return ""
+        pipeline = catalog.pipeline_into(stream)
+        if self._workspace.sources.attached(stream, pipeline):
+            return ""
+        call = "stream" if pipeline is None else "pipeline"
+        return f"not connected since the storage was opened; call engine.{call}(...) again"
 
     def verify(self, view: str | None) -> Report:
         """Compare views with offline SQL; see `Engine.verify`."""
