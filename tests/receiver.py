@@ -25,11 +25,13 @@ class Receiver:
         answers: what to answer next, instead of 200: a status; 0: hang up at once; -1: keep the request
             and hang up.
         refuses: whether a request is answered with 422 for a change in it.
+        retry_after: the header of answers that aren't 200; none if empty.
     """
 
     parsed: Callable[[dict[str, Any]], Row]
     answers: list[int] = field(default_factory=list)
     refuses: Callable[[dict[str, Any]], bool] = lambda _: False
+    retry_after: str = ""
     requests: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
     seen: dict[str, dict[str, Any]] = field(default_factory=dict)
     counts: Counter[Row] = field(default_factory=Counter)
@@ -54,6 +56,8 @@ class Receiver:
         text = b"" if wanted == 200 else b"the reason\nis " + b"long " * 100
         handler.send_response(wanted)
         handler.send_header("Content-Length", str(len(text)))
+        if self.retry_after and wanted != 200:
+            handler.send_header("Retry-After", self.retry_after)
         handler.end_headers()
         handler.wfile.write(text)
 

@@ -547,6 +547,7 @@ def test_wrong_definitions_are_refused(broker: Broker, tmp_path: Path) -> None:
         refused("sets kafka.group.id itself", None, {**plain, "kafka.group.id": "g"})
         refused("setting that the Kafka client doesn't take", None, {**plain, "kafka.no": "1"})
         refused("in the clear", None, {**plain, "kafka.sasl.password": "p"})
+        refused("in the clear", None, {**plain, "kafka.sasl.oauthbearer.config": "secret=p"})
         refused("SECRET_MISSING", None, {**plain, "kafka.sasl.password": "${env:NO_SUCH}"})
         refused("bootstrap.servers is missing", None, {"subscribe": topic.name})
         refused("subscribe or subscribePattern", None, {**plain, "subscribePattern": "x"})
@@ -554,6 +555,9 @@ def test_wrong_definitions_are_refused(broker: Broker, tmp_path: Path) -> None:
         refused("maxOffsetsPerTrigger is '0'", None, {**plain, "maxOffsetsPerTrigger": "0"})
         refused("startingOffsets is 'soon'", None, {**plain, "startingOffsets": "soon"})
         refused("startingOffsets is", None, {**plain, "startingOffsets": '{"t": {"0": -3}}'})
+        for address in ("http://ann:hidden@127.0.0.1:1", "ftp://ann:hidden@127.0.0.1"):
+            given = topic.options(value_format="avro", schema_registry_url=address)
+            refused("^(?!.*hidden).*holds a user or password", "a INT", given)
         refused("value.format is 'xml'", "a INT", {**plain, "value.format": "xml"})
         refused("a int is no column of this source", "a INT", plain)
         refused("_offset is of the record, and no INT", "a INT, _offset INT", right)

@@ -193,6 +193,49 @@ def test_values_as_text() -> None:
         r'''"[{""a"":""x\""\u000a\\""},null]","1500000 us"''', ",", '"[]","-1 us"', "",
     ]  # fmt: skip
     assert csv_rows(rows.slice(2)).decode() == '"[]","-1 us"\n'
+    days = pa.array([0, 14_000_000, None], pa.int32()).view(pa.date32())
+    listed = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), days)
+    moments = pa.array([0, None, 10**18], pa.int64()).view(pa.timestamp("us", "UTC"))
+    far = pa.table({"day": days, "days": listed, "moment": moments, "x": [float("inf"), None, 0.5]})
+    assert csv_rows(far).decode().split("\n") == [
+        '"1970-01-01","[""1970-01-01""]","1970-01-01 00:00:00.000000","inf"',
+        '"40300-09-13","[""+40300-09-13""]",,',
+        ',"[null]","33658-09-27 01:46:40.000000","0.5"',
+        "",
+    ]
+    assert csv_rows(pa.table({"x": pa.array([[float("-inf")]])})).decode() == '"[""-Infinity""]"\n'
+
+
+def test_far_times(url: str) -> None:
+    columns = t.StructType(
+        [
+            t.StructField("day", t.DateType()),
+            t.StructField("moment", t.TimestampType()),
+            t.StructField("local", t.TimestampNTZType()),
+        ]
+    )
+    kinds = pa.date32(), pa.timestamp("us", "UTC"), pa.timestamp("us")
+    days = (0, 14_000_000, 2_100_000_000, -1_000_000)
+    micros = (0, 10**18, 9_214_318_015_999_999_999, None)
+    values = [pa.array(days, pa.int32()).view(kinds[0])]
+    values += [pa.array(micros, pa.int64()).view(kind) for kind in kinds[1:]]
+    letters: list[str] = []
+    schema = pa.schema(list(zip(columns.names, kinds, strict=True)))
+
+    def refuse(_: pa.Table, errors: Sequence[str]) -> None:
+        letters.extend(errors)
+
+    target = Target("app", "k", columns, schema, append_only=True, refuse=refuse)
+    rows = pa.table([*values, ["append"] * 4, [1] * 4], names=[*columns.names, "op", "w"])
+    opened(target, url).replace(None, Epoch(1), rows)
+    found = run(url, "SELECT day::text, (moment AT TIME ZONE 'UTC')::text, local::text FROM t")
+    moments = "1970-01-01 00:00:00", "33658-09-27 01:46:40", "293960-02-12 06:13:19.999999"
+    assert sorted(found, key=str) == [
+        ("1970-01-01", moments[0], moments[0]),
+        ("40300-09-13", moments[1], moments[1]),
+        ("5751574-09-19", moments[2], moments[2]),
+    ]
+    assert letters == ['time zone displacement out of range: "-0768-02-04"']
 
 
 def test_replace_and_update_touch_only_what_differs(url: str) -> None:

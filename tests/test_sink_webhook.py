@@ -9,7 +9,9 @@ import random
 import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pytest
@@ -147,6 +149,60 @@ def test_a_large_delivery_comes_in_parts(receiver: Receiver) -> None:
         (2, 3, 10),
         (3, 3, 5),
     ]
+    sink.close()
+
+
+@pytest.mark.parametrize("snapshot", [True, False])
+def test_a_delivery_goes_on_at_the_part_that_failed(receiver: Receiver, snapshot: bool) -> None:
+    notes, rows = NotesInMemory(), weighted(Counter((k, "", None, None, None) for k in range(40)))
+    base = None if snapshot else Epoch(1)
+    receiver.answers = ([200] * 4 + [500]) * 3
+    failures = 0
+    while failures < 20:
+        sink = opened(receiver, batch_rows="4", notes=notes, delivered=base)
+        with suppress(EngineError):
+            sink.replace(None, Epoch(2), rows) if snapshot else sink.deliver(base, Epoch(2), rows)
+            break
+        failures += 1
+        sink.close()
+    assert failures == 2
+    keys = [headers["Idempotency-Key"] for headers, _ in receiver.requests]
+    assert len(set(keys)) == len(keys) == 10
+    assert sum(receiver.counts.values()) == 40
+    assert notes.texts == []
+    sink.close()
+
+
+@pytest.mark.parametrize(
+    ("header", "waited"),
+    [
+        ("3", 3),
+        ("86400", 10),
+        ("Thu, 01 Jan 1970 00:00:07 GMT", 5),
+        ("Thu, 01 Jan 1970 00:00:01 GMT", 0),
+    ],
+)
+def test_a_receiver_says_when_a_request_may_come_again(
+    receiver: Receiver, header: str, waited: float
+) -> None:
+    waits: list[float] = []
+    sink = WebhookSink(
+        target("hook"), urlsplit(receiver.url),
+        secret=None, timeout_s=5, batch_rows=1, clock=lambda: 2, sleep=waits.append,
+    )  # fmt: skip
+    receiver.retry_after = header
+    receiver.answers = [200, 429, 503, 200]
+    rows = weighted(Counter((k, "", None, None, None) for k in range(4)))
+    sink.replace(None, Epoch(1), rows)
+    assert waits == [waited, waited]
+    receiver.answers = [429] * 10
+    with pytest.raises(EngineError, match="429"):
+        sink.replace(Epoch(1), Epoch(2), rows)
+    assert len(receiver.answers) == 4
+    receiver.answers, receiver.retry_after, waits[:] = [429], "soon", []
+    with pytest.raises(EngineError, match="429"):
+        sink.replace(Epoch(1), Epoch(2), rows)
+    assert waits == []
     sink.close()
 
 

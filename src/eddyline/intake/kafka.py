@@ -66,6 +66,9 @@ SECRETS = (
     "kafka.ssl.key.pem",
     "kafka.ssl.keystore.password",
     "kafka.sasl.oauthbearer.client.secret",
+    "kafka.sasl.oauthbearer.config",
+    "kafka.sasl.oauthbearer.assertion.private.key.passphrase",
+    "kafka.sasl.oauthbearer.assertion.private.key.pem",
     REGISTRY_USER,
 )
 _BOUND = ("group.id", "group.instance.id", "auto.offset.reset", "isolation.level")  # Java's names
@@ -185,8 +188,11 @@ def _checked(stream: str, options: Mapping[str, str]) -> dict[str, str]:
     if (given.get(FORMAT) == AVRO) != (REGISTRY in given):
         way_out = f"give both {FORMAT} '{AVRO}' and {REGISTRY}, or neither"
         raise _bad(stream, f"{AVRO} needs a schema registry, which nothing else has", way_out)
-    if REGISTRY in given and urlsplit(given[REGISTRY]).scheme not in ("http", "https"):
-        why = f"{REGISTRY} is {given[REGISTRY]!r}"
+    if "@" in (address := given.get(REGISTRY, "")):
+        way_out = f"leave them out, and write {REGISTRY_USER} '${{env:NAME}}', of a text name:password"
+        raise _bad(stream, f"{REGISTRY} holds a user or password, which would be stored", way_out)
+    if REGISTRY in given and urlsplit(address).scheme not in ("http", "https"):
+        why = f"{REGISTRY} is {address!r}"
         raise _bad(stream, why, "give an address such as http://registry:8081")
     _starting(stream, given)
     return given

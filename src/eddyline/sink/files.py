@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
@@ -30,6 +31,7 @@ from eddyline.sink.base import (
 )
 from eddyline.sink.json_rows import check_json, json_rows
 from eddyline.sink.rows import change_feed
+from eddyline.sink.texts import date_texts, far_places, float_texts, moment_texts
 from eddyline.storage.files import publish, sync_path
 
 POSITION = "_eddyline.json"
@@ -219,8 +221,24 @@ def write_parquet(rows: pa.Table, path: str) -> None:
 
 
 def write_csv(rows: pa.Table, path: str) -> None:
-    """Write a CSV file with a header."""
-    pyarrow.csv.write_csv(rows, path)
+    """Write a CSV file with a header, whose values Spark reads as they were."""
+    columns = [_in_csv(column) for column in rows.columns]
+    pyarrow.csv.write_csv(pa.table(columns, names=rows.column_names), path)
+
+
+def _in_csv(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
+    """Return a column that has no value any more which Arrow would write in another way than Spark."""
+    kind = column.type
+    if pa.types.is_floating(kind) and not pc.all(pc.is_finite(column)).as_py():
+        return pa.chunked_array([float_texts(chunk) for chunk in column.chunks], pa.string())
+    dated = pa.types.is_date(kind)
+    if not (dated or pa.types.is_timestamp(kind)):
+        return column
+    if all(far_places(chunk) is None for chunk in column.chunks):
+        return column
+    written = date_texts if dated else moment_texts
+    texts = pl.concat([written(chunk) for chunk in column.chunks])
+    return (texts + "Z" if not dated and kind.tz else texts).to_arrow()
 
 
 def write_jsonl(rows: pa.Table, path: str) -> None:

@@ -1,7 +1,7 @@
 """Rows as JSON, whole columns at a time, in the form of Spark's `to_json`.
 
 Differences from `to_json`: null fields are written, as `null`; timestamps keep their microseconds
-where they have any; a day-time interval is an ISO 8601 duration.
+where they have any, and those more than 260,000 years from now are in UTC; a day-time interval is an ISO 8601 duration.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from eddyline.arguments import wrong_argument
 from eddyline.sink.base import Target
+from eddyline.sink.texts import OF_POLARS, date_texts, far_places, moment_texts
 
 NULL = "null"
 _CELL = "v"
@@ -131,6 +132,8 @@ def _texts(array: pa.Array) -> pl.Series:
     if pa.types.is_floating(kind):
         return _floats(pl.Series(array))
     if pa.types.is_date(kind):
+        if (far := far_places(array, OF_POLARS)) is not None:
+            return _patched(array, far, _wrapped('"', date_texts(array), '"'))
         return pl.Series(array).dt.to_string('"%Y-%m-%d"')
     if pa.types.is_timestamp(kind):
         return _timestamps(array)
@@ -159,9 +162,19 @@ def _floats(values: pl.Series) -> pl.Series:
     return texts if values.is_finite().all() else texts.replace(odd)
 
 
+def _patched(array: pa.Array, far: pa.Array, texts: pl.Series) -> pl.Series:
+    """Return the values of an array as JSON, those at some places by these texts."""
+    near = _texts(pc.if_else(far, pa.scalar(None, array.type), array))
+    return texts.zip_with(pl.Series(far), near)
+
+
 def _timestamps(array: pa.Array) -> pl.Series:
     zone = array.type.tz
-    moments = pl.Series(array.cast(pa.timestamp("us", zone)))
+    array = array.cast(pa.timestamp("us", zone))
+    if (far := far_places(array, OF_POLARS)) is not None:
+        texts = _wrapped('"', moment_texts(array, "T"), '"' if zone is None else 'Z"')
+        return _patched(array, far, texts.str.replace(r"(\.\d{3})000", "${1}"))
+    moments = pl.Series(array)
     if zone is None:
         texts = moments.dt.to_string('"%Y-%m-%dT%H:%M:%S%.6f"')
         return texts.str.replace(r'(\.\d{3})000"$', '${1}"')

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
 
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 from pyspark.sql import types as spark
+
+from eddyline.sink.texts import date_texts, far_places, float_texts, moment_texts
 
 _TYPES: dict[type[spark.DataType], str] = {
     spark.StringType: "text",
@@ -73,7 +76,7 @@ def csv_rows(rows: pa.Table) -> bytes:
 
     Values are to be read with the time zone UTC and the date style ISO.
     """
-    columns = [_text(_whole(column)) for column in rows.columns]
+    columns = [_cell(_whole(column)) for column in rows.columns]
     names = [str(place) for place in range(len(columns))]
     written = io.BytesIO()
     options = csv.WriteOptions(include_header=False, quoting_style="all_valid")
@@ -86,6 +89,12 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole
 
 
+def _cell(array: pa.Array) -> pa.Array:
+    kind, text = array.type, _text(array)
+    dated = pa.types.is_date(kind) or pa.types.is_timestamp(kind)
+    return pc.utf8_ltrim(text, "+") if dated else text  # PostgreSQL reads no years with a sign
+
+
 def _text(array: pa.Array) -> pa.Array:
     kind = array.type
     if pa.types.is_nested(kind):
@@ -93,10 +102,20 @@ def _text(array: pa.Array) -> pa.Array:
     if pa.types.is_binary(kind):
         return pc.binary_join_element_wise("\\x", _encoded(array, "hex"), "")
     if pa.types.is_timestamp(kind):  # of one with a zone, the instant in UTC
-        return array.view(pa.int64()).view(pa.timestamp("us")).cast(pa.string())
+        return _dated(array.view(pa.int64()).view(pa.timestamp("us")), moment_texts)
+    if pa.types.is_date(kind):
+        return _dated(array, date_texts)
     if pa.types.is_duration(kind):
         return pc.binary_join_element_wise(array.view(pa.int64()).cast(pa.string()), " us", "")
     return array.cast(pa.string())
+
+
+def _dated(array: pa.Array, written: Callable[[pa.Array], pl.Series]) -> pa.Array:
+    """Return dates or moments as text, far ones by a function."""
+    if (far := far_places(array)) is None:
+        return array.cast(pa.string())
+    near = pc.if_else(far, pa.scalar(None, array.type), array).cast(pa.string())
+    return pc.if_else(far, written(array).to_arrow().cast(pa.string()), near)
 
 
 def _json(array: pa.Array) -> pa.Array:
@@ -118,7 +137,7 @@ def _json(array: pa.Array) -> pa.Array:
         text = pc.binary_join_element_wise("{", inner, "}", "")
         return pc.if_else(pc.is_null(array), pa.scalar(None, pa.string()), text)
     if pa.types.is_floating(kind):
-        text, number = _text(array), pc.is_finite(array)
+        text, number = float_texts(array), pc.is_finite(array)
         return pc.if_else(number, text, _quoted(text))
     if pa.types.is_integer(kind) or pa.types.is_decimal(kind) or pa.types.is_boolean(kind):
         return _text(array)

@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from email.utils import parsedate_to_datetime
 from urllib.parse import SplitResult, urlsplit
 
 import pyarrow as pa
@@ -26,8 +27,16 @@ IDEMPOTENCY = "Idempotency-Key"
 NOT_OF_ROWS = (401, 403, 404, 405, 407, 408, 410, 421, 425, 426, 429, 431)
 """Answers from 400 to 499 that concern the address, the sender or the moment: the same can pass later."""
 
+BUSY = (429, 503)
+"""Answers of a receiver that wants fewer requests; `Retry-After` says when the next one may come."""
+
+WAIT_MAX_S = 10.0
+"""How long a request waits because of `Retry-After`."""
+
+_WAITS_MAX = 5  # of one request
 _SHOWN = 200  # characters of an answer
 _READ_MOST = 1 << 16
+_DONE = " done"  # after the key of a part, in the notes
 _NUMBERS = {"timeout": (30, 3600), "batch_rows": (1000, 1_000_000)}  # default and most
 
 
@@ -38,10 +47,12 @@ class WebhookFormat:
     are all rows, and replace what was there. A large delivery comes in `parts`, one after the other,
     the first of which has number 1.
 
-    Each change comes at least once. A receiver can't be asked what it holds: after an error or a crash
-    the parts of the last delivery come again, with the same content and the same `Idempotency-Key`
-    (`<sink's id>/<epoch>/<part>`), before anything else does. So a receiver that takes each key once holds the view. If
-    the last delivery was a snapshot, or its epochs are no longer retained, a snapshot of a later epoch comes in its place.
+    Each change comes at least once. A receiver can't be asked what it holds: after a crash the parts of the last
+    delivery come again, after an error those from the failed one on, with the same content and the same
+    `Idempotency-Key` (`<sink's id>/<epoch>/<part>`), before anything else does. So a receiver that takes each key once
+    holds the view. If the last delivery was a snapshot, or its epochs are no longer retained, a snapshot of a later epoch
+    comes in its place. A receiver that answers 429 or 503 with `Retry-After` gets the same request again after that
+    time, of which a request waits for at most 10 seconds, 5 times.
 
     A part that is refused (an answer such as 400 or 422) comes again in two halves, which are cut in the same way until the
     changes that are refused are found: those become dead letters. Such a piece of a part has the key `<sink's id>/<epoch>/<part>.<piece>`
@@ -100,10 +111,12 @@ class Answer:
 
     Attributes:
         text: status and the beginning of the body.
+        wait_s: the seconds of `Retry-After`; None without.
     """
 
     status: int
     text: str
+    wait_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +172,7 @@ class WebhookSink:
     Args:
         secret: the key of the signature; None: requests aren't signed.
         clock: returns seconds since 1970.
+        sleep: waits so many seconds.
     """
 
     def __init__(
@@ -170,13 +184,14 @@ class WebhookSink:
         timeout_s: int,
         batch_rows: int,
         clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._target = target
         self._address = address
         self._secret = secret
         self._timeout_s = timeout_s
         self._batch_rows = batch_rows
-        self._clock = clock
+        self._clock, self._sleep = clock, sleep
         self._epoch = target.delivered
         self._connection: http.client.HTTPConnection | None = None
 
@@ -208,25 +223,34 @@ class WebhookSink:
         all_rows = "snapshot/" * snapshot  # which may come again for the same epoch
         delivery = f"{self._target.app}/{epoch}/{all_rows}"
         noted = self._target.notes.read()
-        refused = {key: None for key in noted if key.startswith(delivery)}  # in their order
-        for part in range(1, parts + 1):
+        # the keys of requests that were refused, and of the last part that needs no request any more, in their order
+        settled = {key: None for key in noted if key.startswith(delivery)}
+        done = max(
+            (n for n in range(1, parts + 1) if f"{delivery}{n}{_DONE}" in settled), default=0
+        )
+        for part in range(done + 1, parts + 1):
             rows = feed.slice((part - 1) * self._batch_rows, self._batch_rows)
-            self._post_part(_Part(document, delivery, part, rows, snapshot), refused)
-        if refused or noted:
+            try:
+                self._post_part(_Part(document, delivery, part, rows, snapshot), settled)
+            except EngineError:
+                if part > done + 1:
+                    self._target.notes.write([*settled, f"{delivery}{part - 1}{_DONE}"])
+                raise
+        if settled or noted:
             self._target.notes.write([])
 
     def _post_part(self, part: _Part, refused: dict[str, None]) -> None:
         """Post a part, or the pieces of one that is refused, in their order.
 
         Args:
-            refused: the keys of requests of this delivery that were refused; those that are refused now are added.
+            refused: has the keys of requests of this delivery that were refused; those that are refused now are added.
         """
         pieces = [part]
         while pieces:
             piece = pieces.pop()
             single = piece.rows.num_rows == 1
             if piece.key not in refused:
-                answer = self._post(piece.body, piece.key)
+                answer = self._post_patiently(piece.body, piece.key)
                 if 200 <= answer.status < 300:
                     continue
                 if not 400 <= answer.status < 500 or answer.status in NOT_OF_ROWS:
@@ -243,6 +267,15 @@ class WebhookSink:
                 pieces += reversed(piece.halves())
             if piece.replaces:
                 pieces.append(piece.empty())
+
+    def _post_patiently(self, body: bytes, idempotency_key: str) -> Answer:
+        """Post a request, and again each time the receiver says when it may come again."""
+        for _ in range(_WAITS_MAX):
+            answer = self._post(body, idempotency_key)
+            if answer.status not in BUSY or answer.wait_s is None:
+                return answer
+            self._sleep(min(answer.wait_s, WAIT_MAX_S))
+        return self._post(body, idempotency_key)
 
     def _post(self, body: bytes, idempotency_key: str) -> Answer:
         timestamp = str(int(self._clock()))
@@ -288,7 +321,17 @@ class WebhookSink:
         if not response.isclosed():  # there is more: the connection can't serve another request
             self.close()
         shown = f"{response.status} {response.reason}: {text[:_SHOWN]}"
-        return Answer(response.status, " ".join(shown.split()).removesuffix(":"))
+        wait_s = self._wait_s(response.headers.get("Retry-After", ""))
+        return Answer(response.status, " ".join(shown.split()).removesuffix(":"), wait_s)
+
+    def _wait_s(self, header: str) -> float | None:
+        """Return the seconds of `Retry-After`, a number or a date; None if it is neither."""
+        if header.strip().isdecimal():
+            return float(header)
+        try:
+            return max(parsedate_to_datetime(header).timestamp() - self._clock(), 0)
+        except (ValueError, OverflowError):
+            return None
 
     def _failed(self, error: BaseException | str) -> EngineError:
         """Return the error, naming host and port: the rest of a URL can hold a token."""
