@@ -17,6 +17,8 @@ from pyspark.sql import SparkSession
 import eddyline as el
 from eddyline.api.cdc import ChangeFlows
 from eddyline.api.observing import Monitored
+from eddyline.api.queries import Queried
+from eddyline.api.relations import Relations
 from eddyline.arguments import check_choice, checked
 from eddyline.errors import EddylineError, ViewFailingWarning
 from eddyline.relay.acker import Acker, Ackers
@@ -47,6 +49,7 @@ WRONG: list[Any] = [
     b"",
     True,
     "\0",
+    "\ud800",
     [1.5],
     [None],
 ]
@@ -341,9 +344,11 @@ def same(one: object, other: object) -> bool:
 @pytest.mark.timeout(900)
 def test_engine_methods(engine: el.Engine, tmp_path: Path) -> None:
     names = {
-        name for name, function in {**vars(ChangeFlows), **vars(Monitored), **vars(el.Engine)}.items()
+        name
+        for part in (ChangeFlows, Monitored, Queried, Relations, el.Engine)
+        for name, function in vars(part).items()
         if inspect.isfunction(function) and not name.startswith("_")
-    }  # fmt: skip
+    }
     parameters = {
         name: [
             parameter.name

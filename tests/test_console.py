@@ -178,6 +178,9 @@ def test_wrong_requests_are_answered_with_what_to_do(engine, url):
     assert error_of(ask(url, "/api/query", b"x" * 100_000)) == (413, "TOO_LARGE")
     assert error_of(ask(url, "/api/query", b"[" * 30_000)) == (400, "BAD_OPTION")
     assert ask(url, "/api/query")[0] == 405
+    assert error_of(ask(url, "/api/query", b'{"sql": "SELECT \\ud800"}')) == (400, "BAD_OPTION")
+    assert error_of(ask(url, f"/api/requests/{10**20}")) == (404, "NOT_FOUND")
+    assert ask(url, f"/requests/{10**20}")[0] == 404
     assert error_of(ask(url, "/api/none")) == (404, "NOT_FOUND")
     assert error_of(ask(url, "/api/")) == (404, "NOT_FOUND")
     assert ask(url, f"/api/views/{quote(EVIL)}")[0] == 404

@@ -51,6 +51,15 @@ def check_choice(what: str, value: object, choices: Collection[str]) -> None:
         raise wrong_argument(what, value, f"choose of {', '.join(choices)}")
 
 
+def check_text(what: str, value: str) -> None:
+    """Raise EngineError BAD_OPTION if a text has half of a surrogate pair, which neither Spark nor a file takes."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        way_out = "leave out the half of a surrogate pair in it, which is no character"
+        raise wrong_argument(what, value, way_out) from error
+
+
 def checked(cls: type[Class]) -> type[Class]:
     """Make the public methods of a class check their arguments against their type hints.
 
@@ -91,6 +100,8 @@ def _checking(function: Callable[..., Any], shown: str) -> Callable[..., Any]:
         for name, value in given.items():
             if not _fits(value, hint := hints().get(name, Any)):
                 raise wrong_argument(f"{name} of {shown}", value, f"give {_text(hint)}")
+            if isinstance(value, str):
+                check_text(f"{name} of {shown}", value)
         return function(*args, **named)
 
     return call

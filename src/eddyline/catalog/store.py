@@ -31,6 +31,7 @@ DOCUMENT = "catalog.json"
 """The file that held the catalog in format 1."""
 
 ANSWERS_KEPT = 1000
+_NUMBERS_END = 1 << 63  # of the databases
 
 TABLES = (
     """CREATE TABLE IF NOT EXISTS eddyline_storages (
@@ -223,7 +224,7 @@ class CatalogStore:
 
     def request(self, number: int) -> Request:
         """Return a request by its number; CatalogError NOT_FOUND if it isn't kept."""
-        found = self._requests("number = ?", number)
+        found = self._requests("number = ?", number) if number < _NUMBERS_END else None
         if not found:
             raise CatalogError(
                 f"there is no request {number}",

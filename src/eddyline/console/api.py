@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute, Route
 
 from eddyline.answers.dead_letters import DeadLetter
 from eddyline.answers.run_health import trouble
-from eddyline.arguments import wrong_argument
+from eddyline.arguments import check_text, wrong_argument
 from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import VIEW, Entry
 from eddyline.console.actions import SHOWN, Actions, request_json
@@ -463,6 +463,8 @@ def _fields(body: bytes, one: Posted) -> dict[str, str]:
             condition="BAD_OPTION",
             hint=f"fields: {known}",
         )
+    for name, value in found.items():
+        check_text(name, value)
     return found
 
 
