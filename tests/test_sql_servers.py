@@ -93,6 +93,15 @@ def test_a_jdbc_client_reads_the_last_epoch(
     )
     assert "milk,620,2" in found
     assert found.count("milk") == 2
+    databases = engine.spark.sql("SHOW DATABASES").collect()
+    (own,) = (name for (name,) in databases if name.startswith("eddyline_"))
+    beeline(address, "DROP VIEW sums", f"DROP DATABASE {own} CASCADE")
+    assert "TABLE_OR_VIEW_NOT_FOUND" in beeline(address, "SELECT * FROM top")
+    engine.execute("INSERT INTO sales VALUES ('rice', 900)")
+    engine.advance()
+    found = beeline(address, "SELECT * FROM sums", "SELECT * FROM top")
+    assert "rice,900,1" in found
+    assert "TABLE_OR_VIEW_NOT_FOUND" not in found
     assert "Exception" not in capfd.readouterr().err  # errors of queries are the clients' own
     port = int(address.rpartition(":")[2])
     engine.stop()

@@ -43,16 +43,23 @@ class Published:
         self._workspace = workspace
         self._session: SparkSession = workspace.spark.newSession()
         self._folder = tempfile.TemporaryDirectory(prefix="eddyline-names-")
+        self._session_catalog: Any = self._session._jsparkSession.sessionState().catalog()  # noqa: SLF001
         self._catalog: Catalog | None = None  # that of the last update
         self._names: dict[str, str] = {}  # by name that is there the columns
         self._database = next(_DATABASES)
-        self._run(f"CREATE DATABASE {self._database} LOCATION {literal(self._folder.name)}")
+        self._create_database()
         workspace.closing.append(self.remove)
 
     def update(self) -> None:
-        """Add, change and remove names so that they are those of the storage's tables and views."""
+        """Add, change and remove names so that they are those of the storage's tables and views.
+
+        Names that a client has dropped come back.
+        """
+        dropped = self._dropped()
+        for name in dropped:
+            self._drop(name)
         catalog = self._workspace.catalog
-        if catalog is self._catalog:
+        if catalog is self._catalog and not dropped:
             return
         self._catalog = catalog
         wanted = {e.name: _columns(e) for e in catalog.entries if e.kind != STREAM}
@@ -81,10 +88,24 @@ class Published:
             self._run(f"DROP DATABASE {self._database} CASCADE")
         self._folder.cleanup()
 
+    def _dropped(self) -> list[str]:
+        """Return the names that were added, and aren't there any more."""
+        if not self._session_catalog.databaseExists(self._database):
+            self._create_database()
+        there = self._listed("default") & self._listed(self._database)
+        return [name for name in self._names if name.lower() not in there]
+
+    def _listed(self, database: str) -> set[str]:
+        listed: str = self._session_catalog.listTables(database).mkString("\n")
+        return {line.rpartition(".")[2].strip("`").lower() for line in listed.split("\n")}
+
+    def _create_database(self) -> None:
+        self._run(f"CREATE DATABASE {self._database} LOCATION {literal(self._folder.name)}")
+
     def _drop(self, name: str) -> None:
         del self._names[name]
-        self._run(f"DROP VIEW default.{quoted(name)}")
-        self._run(f"DROP TABLE {self._database}.{quoted(name)}")
+        self._run(f"DROP VIEW IF EXISTS default.{quoted(name)}")
+        self._run(f"DROP TABLE IF EXISTS {self._database}.{quoted(name)}")
 
     def _run(self, statement: str) -> None:
         self._session.sql(statement)

@@ -189,7 +189,9 @@ def _checked(stream: str, options: Mapping[str, str]) -> dict[str, str]:
         way_out = f"give both {FORMAT} '{AVRO}' and {REGISTRY}, or neither"
         raise _bad(stream, f"{AVRO} needs a schema registry, which nothing else has", way_out)
     if "@" in (address := given.get(REGISTRY, "")):
-        way_out = f"leave them out, and write {REGISTRY_USER} '${{env:NAME}}', of a text name:password"
+        way_out = (
+            f"leave them out, and write {REGISTRY_USER} '${{env:NAME}}', of a text name:password"
+        )
         raise _bad(stream, f"{REGISTRY} holds a user or password, which would be stored", way_out)
     if REGISTRY in given and urlsplit(address).scheme not in ("http", "https"):
         why = f"{REGISTRY} is {address!r}"
