@@ -254,6 +254,7 @@ def test_what_is_refused(engine, storage, spark, tmp_path):
     refused(lambda: read(spark, storage, "plain", versionAsOf=last + 1), "NO_SUCH_EPOCH")
     refused(lambda: read(spark, storage, "plain", startingVersion=last + 2), "NO_SUCH_EPOCH")
     refused(lambda: read(spark, storage, "plain", endingVersion=last + 1), "NO_SUCH_EPOCH")
+    refused(lambda: read(spark, storage, "plain", startingVersion=2, endingVersion=1), "BAD_OPTION")
     refused(lambda: read(spark, storage, "plain", versionAsOf="x"), "BAD_OPTION")
     refused(lambda: read(spark, storage, "plain", readChangeFeed="yes"), "BAD_OPTION")
     refused(lambda: read(spark, storage, "plain", versionAsOf=1, startingVersion=1), "BAD_OPTION")

@@ -132,6 +132,11 @@ class ReadOptions:
         if options.get("startingVersion", "").lower() != LATEST:
             starting = _number(options, "startingVersion", "an epoch")
         ending = _number(options, "endingVersion", "an epoch")
+        if isinstance(starting, int) and ending is not None and ending < starting:
+            raise bad_option(
+                f"endingVersion is {ending}, before startingVersion, which is {starting}",
+                "give an epoch from startingVersion on",
+            )
         feed = options.get("readChangeFeed", "").lower()
         if feed not in ("", "true", "false"):
             raise bad_option(f"readChangeFeed is {feed!r}", "give true or false")
