@@ -541,6 +541,20 @@ def test_types_that_postgres_lacks(kind: t.DataType) -> None:
         PostgresFormat().check(target, {"url": "host=h", "table": "t"})
 
 
+@pytest.mark.parametrize("name", ["ctid", "xmin", "xmax", "cmin", "cmax", "tableoid"])
+def test_names_of_system_columns_are_refused(name: str, url: str) -> None:
+    with pytest.raises(psycopg.Error, match="system column"):
+        run(url, f"CREATE TABLE t ({name} int)")
+    columns = t.StructType([t.StructField(name, t.LongType()), t.StructField("b", t.LongType())])
+    target = Target("app", "k", columns, pa.schema([]), append_only=True)
+    with pytest.raises(CatalogError, match=f"INVALID_NAME.*column {name} .*another name with AS"):
+        PostgresFormat().check(target, {"url": "host=h", "table": "t"})
+    run(url, f'CREATE TABLE t ("{name.upper()}" int)')
+    upper = t.StructType([t.StructField(name.upper(), t.LongType())])
+    target = Target("app", "k", upper, pa.schema([]), append_only=True)
+    PostgresFormat().check(target, {"url": "host=h", "table": "t"})
+
+
 def test_a_url_may_be_a_reference_that_has_no_value_yet(url: str) -> None:
     log = changelog("keyed")
     given = {"url": "${env:NOT_SET_HERE}", "table": "t"}

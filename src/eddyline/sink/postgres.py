@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 DEAD_LETTERS, STOP = "dead letters", "stop"
 EPOCHS = "eddyline_sinks"
 NAME_BYTES_MAX = 63
+SYSTEM_COLUMNS = ("ctid", "xmin", "xmax", "cmin", "cmax", "tableoid")
+"""Names that each table of PostgreSQL has for columns of its own."""
 
 CREATION_LOCK = 0x6564_6479
 """The advisory lock under which the table of epochs is created."""
@@ -98,6 +100,13 @@ class PostgresFormat:
                     condition="INVALID_NAME",
                     sink=target.name,
                     hint="give it a shorter name with AS",
+                )
+            if field.name in SYSTEM_COLUMNS:
+                raise CatalogError(
+                    f"column {field.name} has the name of a system column of PostgreSQL",
+                    condition="INVALID_NAME",
+                    sink=target.name,
+                    hint="give it another name with AS",
                 )
 
     def open(self, target: Target, options: Mapping[str, str]) -> Sink:
