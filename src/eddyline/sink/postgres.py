@@ -30,7 +30,8 @@ from eddyline.sink.base import (
     target_not_empty,
     unsupported_type,
 )
-from eddyline.sink.postgres_rows import Writer, exists
+from eddyline.sink.postgres_rows import Writer
+from eddyline.sink.postgres_table import SinkTable, exists
 from eddyline.sink.postgres_text import postgres_type
 from eddyline.sink.rows import keyed_changes
 from eddyline.state.kernels import repeat
@@ -150,7 +151,7 @@ class PostgresSink:
         with self._transaction() as connection:
             self._store(connection, base, epoch)
             if changes.num_rows:
-                writer = self._writer(connection, place=self._place)
+                writer = self._writer(connection)
                 left_out = writer.each(done.deleted, writer.delete)
                 left_out += writer.upsert_each(done.upserted)
                 self._refuse(left_out)
@@ -159,14 +160,16 @@ class PostgresSink:
         rows = repeat(rows.select(range(rows.num_columns - 2)), rows.column(-1).to_numpy())
         with self._transaction() as connection:
             self._store(connection, base, epoch)
-            writer = self._writer(connection)
+            table = SinkTable(self._psycopg, connection, self._table, self._target, self._key)
+            table.create()
             if base is None:
                 self._take(connection)
-                if writer.holds_rows():
+                if table.holds_rows():
                     if not self._overwrite:
                         raise target_not_empty(self._target, self._place)
-                    writer.clear()
-                writer.create_index()
+                    table.clear()
+            table.fit(new=base is None)
+            writer = self._writer(connection)
             self._refuse(writer.replace(rows))
 
     def close(self) -> None:
@@ -242,8 +245,8 @@ class PostgresSink:
         remove = sql.SQL("DELETE FROM {} WHERE sink = ANY(%s)")
         connection.execute(remove.format(self._epochs_in(connection)), [list(owners)])
 
-    def _writer(self, connection: Connection, *, place: str = "") -> Writer:
-        return Writer(self._psycopg, connection, self._table, self._target, self._key, place=place)
+    def _writer(self, connection: Connection) -> Writer:
+        return Writer(self._psycopg, connection, self._table, self._target, self._key, self._place)
 
     def _refuse(self, left_out: list[tuple[pa.Table, str]]) -> None:
         if not left_out:

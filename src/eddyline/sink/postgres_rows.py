@@ -9,7 +9,8 @@ import polars as pl
 import pyarrow as pa
 
 from eddyline.sink.base import REFUSED_MIN, Target, sink_failed, target_lacks
-from eddyline.sink.postgres_text import csv_rows, postgres_type
+from eddyline.sink.postgres_table import spelling
+from eddyline.sink.postgres_text import csv_rows
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -31,7 +32,7 @@ class Writer:
     """Writes to the table within one transaction: rows are loaded, then applied by SQL.
 
     Args:
-        place: the table's name for errors, if it has all columns already; otherwise those that it lacks are added.
+        place: the table's name for errors.
     """
 
     def __init__(
@@ -41,17 +42,20 @@ class Writer:
         table: Composable,
         target: Target,
         key: tuple[str, ...] | None,
-        *,
-        place: str = "",
+        place: str,
     ) -> None:
         self._psycopg, self._connection, self._table = psycopg, connection, table
         self._target, self._columns = target, target.columns.names
         self._taken = self._refused = self._since_truncate = self._loads = 0
         self._key, self._by_key = key or (), key is not None
         sql = self._sql = psycopg.sql
-        if not exists(connection, table):
-            self._create(target)
-        self._spelled = dict(zip(self._columns, self._add_columns(target, place), strict=True))
+        there = spelling(connection, table)
+        self._spelled = {}
+        for column in self._columns:
+            name = there.get(column) or there.get(column.lower())
+            if name is None:
+                raise target_lacks(target, place, column)
+            self._spelled[column] = name
         self._name = {column: sql.Identifier(name) for column, name in self._spelled.items()}
         self._all = sql.SQL(", ").join(self._name.values())
         self._loaded, self._taken_out = sql.Identifier(_LOADED), sql.Identifier(_TAKEN_OUT)
@@ -192,37 +196,8 @@ class Writer:
             )  # fmt: skip
         self._upsert_loaded(differing=True)  # those with new keys
 
-    def holds_rows(self) -> bool:
-        return bool(self._run("SELECT EXISTS (SELECT FROM {table})").fetchone()[0])
-
     def clear(self) -> None:
         self._run("DELETE FROM {table}")
-
-    def create_index(self) -> None:
-        """Create a unique index over the key if there is none and the user may."""
-        if not self._by_key:
-            return
-        sql = self._sql
-        place = self._table.as_string(self._connection)
-        indexes = self._connection.execute(
-            "SELECT array_agg(attname::text) FROM pg_index JOIN pg_attribute "
-            "ON attrelid = indrelid AND attnum = ANY(indkey) WHERE indrelid = to_regclass(%s) "
-            "AND indisunique AND indpred IS NULL AND indexprs IS NULL GROUP BY indexrelid",
-            [place],
-        ).fetchall()
-        unique = {frozenset(names) for (names,) in indexes}
-        if self._key and frozenset(self._spelled[column] for column in self._key) in unique:
-            return
-        columns = sql.SQL(", ").join(self._name[column] for column in self._key)
-        nulls = "NULLS NOT DISTINCT" if self._connection.info.server_version >= 150000 else ""
-        try:
-            with self._connection.transaction():
-                self._run(
-                    "CREATE UNIQUE INDEX ON {table} ({columns}) " + nulls,
-                    columns=columns if self._key else sql.SQL("(true)"),
-                )
-        except self._psycopg.errors.InsufficientPrivilege:
-            return  # it only makes deliveries faster
 
     def _replace(self, rows: pa.Table) -> None:
         self._load(rows, self._columns)
@@ -324,39 +299,6 @@ class Writer:
         joined: Composable = sql.SQL(" AND ").join(parts or [sql.SQL("true")])
         return joined
 
-    def _create(self, target: Target) -> None:
-        sql = self._sql
-        columns = sql.SQL(", ").join(
-            sql.SQL("{} {}").format(
-                sql.Identifier(field.name), sql.SQL(postgres_type(field.dataType) or "text")
-            )
-            for field in target.columns
-        )
-        create = sql.SQL("CREATE TABLE {} ({})").format(self._table, columns)
-        self._connection.execute(create)
-
-    def _add_columns(self, target: Target, place: str) -> list[str]:
-        """Add columns that the table lacks; return the table's names, which may differ in case."""
-        sql = self._sql
-        found = self._connection.execute(
-            "SELECT attname FROM pg_attribute "
-            "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
-            [self._table.as_string(self._connection)],
-        ).fetchall()
-        there = {name.lower(): name for (name,) in found} | {name: name for (name,) in found}
-        names = []
-        for field in target.columns:
-            name = there.get(field.name) or there.get(field.name.lower())
-            if name is None:
-                if place:
-                    raise target_lacks(target, place, field.name)
-                name = field.name
-                kind = sql.SQL(postgres_type(field.dataType) or "text")
-                add = sql.SQL("ALTER TABLE {} ADD COLUMN {} {}")
-                self._connection.execute(add.format(self._table, sql.Identifier(name), kind))
-            names.append(name)
-        return names
-
     def _attempt(self, apply: Apply, rows: pa.Table) -> str | None:
         """Apply rows, or none of them; return the error if the server refuses one."""
         if self._since_truncate > max(TRUNCATE_ROWS, 4 * rows.num_rows):
@@ -376,12 +318,3 @@ class Writer:
         known = {"table": self._table, "loaded": self._loaded, "all": self._all}
         known["out"] = self._taken_out
         return self._connection.execute(sql.SQL(statement).format(**known, **parts))
-
-
-def exists(connection: Connection, table: Composable) -> bool:
-    """Return whether a table exists."""
-    # the lock that FROM takes makes the server see tables created since this transaction began
-    found = connection.execute(
-        "SELECT to_regclass(%s) IS NOT NULL FROM pg_class LIMIT 1", [table.as_string(connection)]
-    ).fetchone()
-    return found is not None and bool(found[0])
