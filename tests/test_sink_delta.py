@@ -8,20 +8,22 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import CommitProperties, DeltaTable, QueryBuilder, Transaction, write_deltalake
 from pyspark.sql import types as t
 
 from eddyline.changes import CHANGE_TYPE, Epoch
 from eddyline.errors import CatalogError, EddylineError, EngineError, StateError
-from eddyline.sink import delta_sink
+from eddyline.sink import delta_checks, delta_sink
 from eddyline.sink.base import Sink, Target
 from eddyline.sink.delta import DeltaFormat
+from eddyline.sink.rows import difference
 from eddyline.spark.schema import arrow_schema
 from sink_cases import (
     COLUMNS,
@@ -429,6 +431,102 @@ def test_refused_rows_are_left_out_of_a_table_that_is_overwritten(tmp_path: Path
     sink = opened(target, path, overwrite="true")
     sink.replace(None, Epoch(1), small(a=1, bad=1))
     assert (names_in(path), letters.rows) == (["a"], [(3, "bad")])
+
+
+LAST = delta_checks.LAST_DATE
+
+
+def dated(kind: str, days: int) -> pa.Array:
+    """Return one value of a type with a date in it."""
+    date = pa.array([days], pa.int32()).cast(pa.date32())
+    if kind == "struct":
+        return pa.StructArray.from_arrays([date], ["at"])
+    if kind == "list":
+        inner = pa.StructArray.from_arrays([date], ["at"])
+        return pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), inner)
+    if kind in ("key of map", "map"):
+        other, ends = pa.array(["x"]), pa.array([0, 1], pa.int32())
+        pairs = (date, other) if kind == "key of map" else (other, date)
+        return pa.MapArray.from_arrays(ends, *pairs)
+    return date
+
+
+class Reasons:
+    """Collects the ids of refused rows, and why; their dates may be none of Python's."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[int, str]] = []
+
+    def __call__(self, rows: pa.Table, errors: Sequence[str]) -> None:
+        self.found += zip(rows["id"].to_pylist(), errors, strict=True)
+
+
+FAR = {
+    "date": t.DateType(),
+    "struct": t.StructType([t.StructField("at", t.DateType())]),
+    "list": t.ArrayType(t.StructType([t.StructField("at", t.DateType())])),
+    "map": t.MapType(t.StringType(), t.DateType()),
+    "key of map": t.MapType(t.DateType(), t.StringType()),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "key"),
+    [
+        *((kind, "upsert", "id") for kind in FAR),
+        ("date", "upsert", "v"),
+        ("list", "changelog", "id"),
+        ("date", "append", ""),
+    ],
+)
+def test_dates_that_cannot_be_written_become_dead_letters(
+    kind: str, mode: str, key: str, tmp_path: Path
+) -> None:
+    path, reasons = tmp_path / "t", Reasons()
+    columns = t.StructType([t.StructField("id", t.LongType()), t.StructField("v", FAR[kind])])
+    schema = arrow_schema(columns, "UTC")
+
+    def rows(**days: int) -> pa.Table:
+        values = [dated(kind, at).cast(schema.field("v").type) for at in days.values()]
+        ids = pa.array([int(name[1:]) for name in days], pa.int64())
+        made = pa.concat_arrays(values) if values else pa.array([], schema.field("v").type)
+        return pa.Table.from_arrays([ids, made], schema=schema)
+
+    target = Target("app", "k", columns, schema, (key,) if key else None, not key, refuse=reasons)
+    states = [
+        rows(_1=0, _2=2**31 - 1),
+        rows(_1=0, _2=2**31 - 1, _3=LAST, _4=LAST + 1, _5=-(2**31), _6=delta_checks.FIRST_DATE),
+    ]
+    if mode != "append":
+        states += [rows(_1=2**31 - 1, _3=LAST + 1, _4=7), rows(_1=8, _3=9), rows(_3=LAST + 1)]
+    held: list[list[int]] = []
+    sink, before = opened(target, path, mode=mode), rows()
+    for epoch, state in enumerate(states, 1):
+        if epoch == 1:
+            sink.replace(None, Epoch(1), difference(before, state))
+            DeltaTable(str(path)).alter.add_constraint({"small": "id < 100"})
+            sink = opened(target, path, mode=mode)
+        else:
+            sink.deliver(Epoch(epoch - 1), Epoch(epoch), difference(before, state))
+        before = state
+        query = "SELECT id FROM held"
+        if mode == "changelog":
+            query = (
+                "SELECT id FROM held GROUP BY id HAVING "
+                "sum(CASE WHEN _change_type IN ('insert', 'update_postimage') THEN 1 ELSE -1 END) > 0"
+            )
+        asked = QueryBuilder().register("held", DeltaTable(str(path))).execute(query)
+        held.append(sorted(pa.table(asked.read_all())["id"].to_pylist()))
+    assert held == [[1], [1, 3, 6], [4], [1, 3], []][: len(states)]
+    assert {error for _, error in reasons.found} == {
+        "the column v has a date outside of the years -262143 to 262142"
+    }
+    wanted = [2, 4, 5] if mode == "append" else [1, 2, 3, 3, 4, 5]
+    assert sorted(number for number, _ in reasons.found) == wanted
+    if mode == "upsert":
+        sink.replace(Epoch(5), Epoch(6), difference(rows(), states[1]))
+        assert sink.committed() == 6
+        assert len(reasons.found) == len(wanted) + 3
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Which rows a Delta table refuses: by its CHECK constraints, its invariants, and its columns that are never null.
+"""Which rows a Delta table refuses: by its CHECK constraints, its invariants, its columns that are never null, and far dates.
 
 delta-rs refuses a whole write if one row violates a constraint, and doesn't name the constraint. The constraints
 are SQL, so delta-rs's own query engine evaluates them, as its writer does.
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 CONSTRAINT, INVARIANT = "delta.constraints.", "delta.invariants"
+
+FIRST_DATE, LAST_DATE = -96_465_292, 95_026_236
+"""The dates that delta-rs can write, as days since 1970: from -262143-01-01 to 262142-12-31."""
 
 _PLACE = "eddyline_place"
 
@@ -67,6 +70,10 @@ def violations(
     if not rows.num_rows:
         return found
     schema = pa.schema(table.schema().to_arrow())
+    written = np.ones(rows.num_rows, np.bool_)
+    for name, at in far_dates(rows):
+        written[at] = False
+        found[at] = f"the column {name} has a date outside of the years -262143 to 262142"
     if whole:
         for field in schema:
             if field.name not in rows.column_names:
@@ -78,9 +85,9 @@ def violations(
     checks = checks_of(table)
     if not checks:
         return found
+    rows = rows.append_column(_PLACE, pa.array(np.arange(rows.num_rows)))
     with TemporaryDirectory(prefix="eddyline-") as folder:
-        places = pa.array(np.arange(rows.num_rows))
-        deltalake.write_deltalake(folder, rows.append_column(_PLACE, places))
+        deltalake.write_deltalake(folder, rows.filter(pa.array(written)))
         asked = deltalake.QueryBuilder().register("written", deltalake.DeltaTable(folder))
         for check in checks:
             query = f"SELECT {_PLACE} FROM written WHERE ({check.expression}) IS NOT TRUE"
@@ -92,6 +99,41 @@ def violations(
                 continue  # it reads columns that only the table has
             found[bad[_PLACE].to_numpy()] = check.name
     return found
+
+
+def far_dates(rows: pa.Table) -> list[tuple[str, npt.NDArray[np.int64]]]:
+    """Return the places of rows with a date that delta-rs can't write, with the names of the columns."""
+    return [
+        (name, at)
+        for name, column in zip(rows.column_names, rows.columns, strict=True)
+        if _has_dates(column.type) and len(at := _far(column.combine_chunks()))
+    ]
+
+
+def _has_dates(kind: pa.DataType) -> bool:
+    if pa.types.is_nested(kind):
+        return any(_has_dates(kind.field(place).type) for place in range(kind.num_fields))
+    return bool(pa.types.is_date32(kind))
+
+
+def _far(values: pa.Array) -> npt.NDArray[np.int64]:
+    """Return the places of values with a far date in them."""
+    kind = values.type
+    if pa.types.is_date32(kind):
+        days = values.cast(pa.int32())
+        far = pc.or_(pc.less(days, FIRST_DATE), pc.greater(days, LAST_DATE))
+        return np.flatnonzero(far.fill_null(False).to_numpy(zero_copy_only=False))
+    if pa.types.is_struct(kind):
+        inner = [_far(pc.struct_field(values, [place])) for place in range(kind.num_fields)]
+    elif pa.types.is_list(kind):
+        inner = [_of_lists(values, _far(_within(values, values.values)))]
+    elif pa.types.is_map(kind):
+        inner = [
+            _of_lists(values, _far(_within(values, part))) for part in (values.keys, values.items)
+        ]
+    else:
+        inner = []
+    return np.unique(np.concatenate([np.empty(0, np.int64), *inner]))
 
 
 def _forbidden_nulls(
@@ -117,11 +159,22 @@ def _forbidden_nulls(
             if pa.types.is_map(kind)
             else (kind.value_field, f"{name}.element")
         )
-        offsets = values.offsets.to_numpy()
         children = values.items if pa.types.is_map(kind) else values.values
-        of = np.repeat(np.arange(len(values)), np.diff(offsets))
-        some = children.slice(offsets[0], offsets[-1] - offsets[0])
-        for where, at in _forbidden_nulls(path, inner, some):
-            lists = np.unique(of[at])
-            found.append((where, lists[~nulls[lists]]))
+        for where, at in _forbidden_nulls(path, inner, _within(values, children)):
+            found.append((where, _of_lists(values, at)))
+    return found
+
+
+def _within(values: pa.Array, children: pa.Array) -> pa.Array:
+    """Return the elements of lists or maps, as these may be a part of others."""
+    offsets = values.offsets.to_numpy()
+    return children.slice(offsets[0], offsets[-1] - offsets[0])
+
+
+def _of_lists(values: pa.Array, at: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the places of the lists or maps that hold some elements; a list that is null holds none."""
+    of = np.repeat(np.arange(len(values)), np.diff(values.offsets.to_numpy()))
+    lists = np.unique(of[at])
+    nulls = values.is_null().to_numpy(zero_copy_only=False)
+    found: npt.NDArray[np.int64] = lists[~nulls[lists]]
     return found

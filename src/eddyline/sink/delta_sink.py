@@ -3,7 +3,7 @@
 The number of the epoch is a transaction of the Delta protocol (`txn`) in the same commit as the rows.
 Each commit is made for the one version of the table in which that number was read, without retries
 by delta-rs: a commit of anybody else in between refuses it. A write that the table's constraints refuse is
-made again without the rows that violate them, which become dead letters.
+made again without the rows that violate them, which become dead letters. So do rows with dates that delta-rs can't write.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from eddyline.sink.base import (
     target_moved,
     target_not_empty,
 )
-from eddyline.sink.delta_checks import violations
+from eddyline.sink.delta_checks import far_dates, violations
 from eddyline.sink.rows import KeyedChanges, difference, keyed_changes
 from eddyline.spark.schema import arrow_schema
 from eddyline.state.kernels import distinct, repeat
@@ -97,7 +97,7 @@ class DeltaSink:
             self._add_columns(table)
             self._apply(table, epoch, changes, properties, checked)
 
-        self._commit(base, epoch, write)
+        self._commit(base, epoch, write, checked=bool(far_dates(changes)))
 
     def replace(self, base: Epoch | None, epoch: Epoch, rows: pa.Table) -> None:
         changes = self._cast(rows)
@@ -122,22 +122,30 @@ class DeltaSink:
             else:
                 self._apply(table, epoch, changes, properties, checked)
 
-        self._commit(base, epoch, write, create=True)
+        self._commit(base, epoch, write, create=True, checked=bool(far_dates(rows)))
 
     def close(self) -> None:
         self._table = None
 
     def _commit(
-        self, base: Epoch | None, epoch: Epoch, write: Write, *, create: bool = False
+        self,
+        base: Epoch | None,
+        epoch: Epoch,
+        write: Write,
+        *,
+        create: bool = False,
+        checked: bool = False,
     ) -> None:
         """Make the commit that leads from one epoch to another.
 
         A commit is tried again only on a table that is read anew and still holds `base`. If the table has refused
         it, `write` leaves out the rows that violate a constraint.
+
+        Args:
+            checked: whether `write` does so from the first attempt on.
         """
         deltalake = _package()
         error: Exception | None = None
-        checked = False
         with self._translated_errors():
             for _ in range(ATTEMPTS):
                 if self._table is None:
@@ -284,7 +292,7 @@ class DeltaSink:
 
         inserted, after = violated(INSERT, done.inserted), violated(AFTER, done.after)
         come, stay = _none(inserted), _none(after)
-        gone, held = np.ones(done.deleted.num_rows, np.bool_), np.ones(len(stay), np.bool_)
+        gone, held = _writable(done.deleted), _writable(done.before)  # no other row is in the table
         if log:  # what it has refused isn't in the log, so that it isn't deleted there
             gone, held = _none(violated(DELETE, done.deleted)), _none(violated(BEFORE, done.before))
         reasons = [*inserted[~come], *after[~stay]]
@@ -459,6 +467,14 @@ def _log_part(kind: str, rows: pa.Table, epoch: Epoch) -> pa.Table:
     for field, value in zip(CHANGE_COLUMNS, values, strict=True):
         rows = rows.append_column(field, pa.repeat(pa.scalar(value, field.type), rows.num_rows))
     return rows
+
+
+def _writable(rows: pa.Table) -> npt.NDArray[np.bool_]:
+    """Return which rows delta-rs can write."""
+    mask = np.ones(rows.num_rows, np.bool_)
+    for _, at in far_dates(rows):
+        mask[at] = False
+    return mask
 
 
 def _none(reasons: npt.NDArray[np.object_]) -> npt.NDArray[np.bool_]:
