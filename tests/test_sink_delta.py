@@ -282,6 +282,30 @@ def test_a_column_of_another_type_is_refused(tmp_path: Path) -> None:
         sink.replace(None, Epoch(3), log.rows(3))
 
 
+@pytest.mark.parametrize("mode", ["upsert", "changelog"])
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_new_sink_with_overwrite_replaces_the_types(
+    mode: str, count: int, tmp_path: Path
+) -> None:
+    columns = t.StructType([t.StructField("id", t.LongType()), t.StructField("name", t.LongType())])
+    schema = arrow_schema(columns, "UTC")
+    numbers = pa.table({"id": [1, 2], "name": [10, 20]}, schema).slice(0, count)
+    first = opened(Target("app1", "k", columns, schema, ("id",)), tmp_path / "t", mode=mode)
+    first.replace(None, Epoch(1), difference(numbers.slice(0, 0), numbers))
+    target = Target("app1", "k", SMALL, SCHEMA, ("id",))  # the view was replaced
+    way_out = r"name has the type long in the table and string.*drop the sink.*overwrite = true"
+    for _ in range(2):
+        with pytest.raises(EngineError, match=way_out):
+            opened(target, tmp_path / "t", mode=mode).replace(Epoch(1), Epoch(2), small(a=1, bb=1))
+    again = replace(target, app="app2")  # dropped and created again, as the error says
+    sink = opened(again, tmp_path / "t", mode=mode, overwrite="true")
+    sink.replace(None, Epoch(2), small(a=1, bb=1))
+    sink.deliver(Epoch(2), Epoch(3), small(a=-1, ccc=1))
+    assert sink.committed() == 3
+    found = net_names(tmp_path / "t") if mode == "changelog" else names_in(tmp_path / "t")
+    assert found == ["bb", "ccc"]
+
+
 def strict(path: Path, *fields: pa.Field, **constraints: str) -> DeltaTable:
     """Make a table with columns `id` and `name`, and constraints."""
     DeltaTable.create(str(path), pa.schema([*(fields or SCHEMA)]))

@@ -24,6 +24,7 @@ _OVERWRITE = (
     "give another target, empty this one, or set the option overwrite = true: its rows are then "
     "replaced by those of the view"
 )
+_MEND = "mend the cause; the delivery goes on from what the target holds"
 
 Refuse = Callable[[pa.Table, Sequence[str]], None]
 """Keeps rows that a target refuses as dead letters, durably: rows of the view, and an error for each.
@@ -270,19 +271,22 @@ def check_owners(
     return owners
 
 
-def sink_failed(target: Target, error: object, secrets: Sequence[str] = ()) -> EngineError:
+def sink_failed(
+    target: Target, error: object, secrets: Sequence[str] = (), *, way_out: str = _MEND
+) -> EngineError:
     """Return the error for a target that can't be used.
 
     Args:
         error: the cause; only the first line of its text is shown.
         secrets: texts that are replaced by `***`.
+        way_out: what to do, where more is known than that.
     """
     text = str(error).strip().split("\n")[0] or type(error).__name__
     return EngineError(
         f"the target of sink {target.name} can't be used: {without_secrets(text, secrets)}",
         condition="SINK_FAILED",
         sink=target.name,
-        hint="mend the cause; the delivery goes on from what the target holds",
+        hint=way_out,
     )
 
 

@@ -107,9 +107,13 @@ class DeltaSink:
             def write_all(schema: str) -> None:
                 self._write_all(table, epoch, rows, properties, schema, checked)
 
-            if base is None and table.count():
-                if not self._overwrite:
-                    raise target_not_empty(self._target, self._path)
+            if base is None and table.count() and not self._overwrite:
+                raise target_not_empty(self._target, self._path)
+            if (
+                base is None
+                and self._overwrite
+                and (table.count() or any(self._other_types(table)))
+            ):
                 write_all("overwrite")
                 return
             self._add_columns(table)
@@ -239,18 +243,25 @@ class DeltaSink:
 
     def _add_columns(self, table: DeltaTable) -> None:
         """Add columns that the view has and the table lacks; refuse those of another type."""
-        wanted = _package().Schema.from_arrow(self._schema)
+        for name, held, wanted in self._other_types(table):
+            raise sink_failed(
+                self._target,
+                f"column {name} has the type {held} in the table and {wanted} in the view",
+                way_out="cast the column to the table's type in the view; or drop the sink and create it again "
+                "with the option overwrite = true: the table then gets the columns and rows of the view only",
+            )
+        there = {field.name.lower() for field in table.schema().fields}
+        wanted_fields = _package().Schema.from_arrow(self._schema).fields
+        if new := [field for field in wanted_fields if field.name.lower() not in there]:
+            table.alter.add_columns(new)
+
+    def _other_types(self, table: DeltaTable) -> Iterator[tuple[str, str, str]]:
+        """Yield the columns with another type in the table than in the view: name, type there, and here."""
         there = {field.name.lower(): field for field in table.schema().fields}
-        for field in wanted.fields:
+        for field in _package().Schema.from_arrow(self._schema).fields:
             held = there.get(field.name.lower())
             if held is not None and _type_of(held) != _type_of(field):
-                raise sink_failed(
-                    self._target,
-                    f"column {field.name} has the type {_type_of(held)} in the table and "
-                    f"{_type_of(field)} in the view",
-                )
-        if new := [field for field in wanted.fields if field.name.lower() not in there]:
-            table.alter.add_columns(new)
+                yield field.name, _type_of(held), _type_of(field)
 
     def _apply(
         self,
