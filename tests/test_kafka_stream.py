@@ -364,6 +364,41 @@ def test_offsets_to_begin_at(broker: Broker, tmp_path: Path) -> None:
     assert values(stream) == [2, 13, 20, 21, 22, 30, 31, 32]
 
 
+def test_offsets_to_begin_at_that_are_not_there_are_an_error(
+    broker: Broker, tmp_path: Path
+) -> None:
+    topic = Topic(broker, 2)
+    topic.send({"a": 1}, {"a": 2}, {"a": 3})
+    topic.expire(1)
+    name = topic.name
+    for starting, why in (
+        (
+            {("clicsk", 0): 2},
+            rf"topic clicsk, and the stream reads {name} .*create it with names",
+        ),
+        ({(name, 2): -2}, rf"partition 2 of topic {name}, whose partitions are 0 to 1"),
+        ({(name, -1): 0}, r"partition -1 of"),
+        ({(name, 0): 500}, r"offset 500 of partition 0 .*from offset 1 on.*next one gets offset 3"),
+        ({(name, 0): 4}, r"create it with an offset from 1 to 3, with -2 for .* or -1 for"),
+        ({(name, 0): 0}, r"offset 0 of partition 0"),
+        (
+            {(name, 0): 3, (name, 1): 1},
+            r"offset 1 of partition 1 .*from offset 0 on.*gets offset 0",
+        ),
+    ):
+        stream = stream_of(topic, tmp_path / "s", starting=starting)
+        for _ in range(2):
+            refused(stream, f"BAD_STREAM.*startingOffsets has .*{why}")
+        assert stream.log.end() == 0
+    for offset, found in ((1, [2, 3]), (3, [])):
+        stream = stream_of(topic, tmp_path / f"s{offset}", starting={(name, 0): offset})
+        stream.pull()
+        assert values(stream) == found
+    topic.send({"a": 4})
+    stream.pull()
+    assert values(stream) == [4]
+
+
 def test_documents_that_do_not_fit_are_dead_letters(broker: Broker, tmp_path: Path) -> None:
     topic = Topic(broker)
     topic.send({"a": 1}, {"a": "x"}, "[1]", "", None, {"b": "y"}, key=b"k")
@@ -558,6 +593,21 @@ def test_wrong_definitions_are_refused(broker: Broker, tmp_path: Path) -> None:
         for address in ("http://ann:hidden@127.0.0.1:1", "ftp://ann:hidden@127.0.0.1"):
             given = topic.options(value_format="avro", schema_registry_url=address)
             refused("^(?!.*hidden).*holds a user or password", "a INT", given)
+        pattern = {**plain, "subscribe": "", "subscribePattern": f"{topic.name}.*"}
+        for options in (plain, pattern):
+
+            def begins(offsets: str, options: dict[str, str] = options) -> dict[str, str]:
+                return {**options, "startingOffsets": offsets.replace("<topic>", topic.name)}
+
+            refused(
+                "has topic clicsk, and subscribe.*the same", None, begins('{"clicsk": {"0": 2}}')
+            )
+            refused("partition 7 of topic", None, begins('{"<topic>": {"7": -2}}'))
+            refused("BAD_STREAM.*offset 500 of", None, begins('{"<topic>": {"0": 500}}'))
+        refused("stream reads", None, begins('{"<topic>.none": {"0": 2}}'))
+        absent = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "clicks"}
+        # no broker is asked for that
+        refused("has topic clicsk", None, {**absent, "startingOffsets": '{"clicsk": {"0": 2}}'})
         refused("value.format is 'xml'", "a INT", {**plain, "value.format": "xml"})
         refused("a int is no column of this source", "a INT", plain)
         refused("_offset is of the record, and no INT", "a INT, _offset INT", right)
@@ -747,6 +797,23 @@ def test_columns_of_a_topic_come_leave_and_get_other_names(broker: Broker, tmp_p
         ]
         assert engine.sql("SELECT * FROM plain__dead").count() == 1
         assert engine.sql("SELECT * FROM keyed__dead").count() == 1
+
+
+@pytest.mark.spark
+def test_columns_change_when_the_offset_to_begin_at_is_gone(broker: Broker, tmp_path: Path) -> None:
+    topic = Topic(broker)
+    topic.send({"id": 1}, {"id": 2}, {"id": 3})
+    with el.Engine(tmp_path / "storage") as engine:
+        given = topic.options(value_format="json")
+        begins = {"startingOffsets": json.dumps({topic.name: {"0": 1}})}
+        engine.create_stream("s", "id INT", "kafka", {**given, **begins})
+        engine.advance()
+        topic.expire(3)
+        engine.execute("ALTER STREAM s ADD COLUMN t STRING")
+        topic.send({"id": 4, "t": "new"})
+        engine.advance()
+        found = engine.sql("SELECT id, t FROM s ORDER BY id").collect()
+        assert [tuple(row) for row in found] == [(2, None), (3, None), (4, "new")]
 
 
 COLUMNS_OF_PERSONS = "id BIGINT, name STRING"

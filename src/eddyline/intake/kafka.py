@@ -15,14 +15,14 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import BinaryType, DataType, StringType, StructType
 
 from eddyline.catalog.entries import REJECTS, Entry
-from eddyline.errors import DataError
 from eddyline.intake.formats import Context, SparkFormat, check_columns, log_columns
 from eddyline.sink.secrets import check_secrets, filled_in
 from eddyline.source.avro import AvroReader, AvroValues
 from eddyline.source.avro_schema import AvroType, UnreadableError
 from eddyline.source.base import Source
 from eddyline.source.dead_letters import Rejects
-from eddyline.source.kafka import EARLIEST, LATEST, KafkaStream, Partition
+from eddyline.source.kafka import EARLIEST, LATEST, KafkaStream, Partition, starting_offsets
+from eddyline.source.kafka import bad_stream as _bad
 from eddyline.source.kafka_rows import (
     HEADERS,
     HEADERS_TYPE,
@@ -108,13 +108,20 @@ class KafkaRecords:
                     "records as they are have no operations",
                     f"leave OP out, or give {FORMAT}",
                 )
+        starting: int | Mapping[Partition, int] = EARLIEST
+        if not stream.id:  # an existing stream has begun
+            starting = _starting(stream.name, given)
+            _check_names(stream.name, given, starting)
         topics = _topics(stream.name, given, threading.Event())
         try:
-            missing = [name for name, found in topics.describe(()).items() if found is None]
+            found = topics.describe(())
+            if missing := [name for name, one in found.items() if one is None]:
+                raise _bad(stream.name, f"there is no topic {missing[0]}", "create the topic first")
+            if not isinstance(starting, int):
+                there = {name: one for name, one in found.items() if one is not None}
+                starting_offsets(stream.name, topics, there, starting)
         finally:
             topics.close()
-        if missing:
-            raise _bad(stream.name, f"there is no topic {missing[0]}", "create the topic first")
 
     def letters(self, stream: Entry) -> str:
         """Return `REJECTS` where values are decoded, or operations: a record may not fit."""
@@ -142,15 +149,6 @@ class KafkaRecords:
 def _read_by_spark(stream: Entry, context: Context) -> bool:
     """Return whether an earlier version has begun to read a stream, by Spark's source."""
     return bool(stream.id) and context.files.exists(f"checkpoints/{stream.id}/offsets")
-
-
-def _bad(stream: str, why: str, way_out: str) -> DataError:
-    return DataError(
-        f"stream {stream} can't read from Kafka: {why}",
-        condition="BAD_STREAM",
-        stream=stream,
-        hint=way_out,
-    )
 
 
 def _checked(stream: str, options: Mapping[str, str]) -> dict[str, str]:
@@ -227,6 +225,23 @@ def _starting(stream: str, given: Mapping[str, str]) -> int | Mapping[Partition,
         'give earliest, latest, or JSON such as {"clicks": {"0": 23, "1": -2}}, where -2 is the first '
         "offset and -1 the last",
     )
+
+
+def _check_names(
+    stream: str, given: Mapping[str, str], starting: int | Mapping[Partition, int]
+) -> None:
+    """Raise DataError if there are offsets of a topic that isn't subscribed to."""
+    names, pattern = _names(given), given.get(PATTERN)
+    for topic, _ in () if isinstance(starting, int) else starting:
+        if not (topic in names if pattern is None else re.fullmatch(pattern, topic)):
+            what = (
+                f"subscribe is {given[SUBSCRIBE]!r}" if names else f"subscribePattern {pattern!r}"
+            )
+            raise _bad(
+                stream,
+                f"startingOffsets has topic {topic}, and {what}",
+                "name the same topics in both",
+            )
 
 
 def _topics(stream: str, given: Mapping[str, str], stopped: threading.Event) -> KafkaTopics:

@@ -34,6 +34,9 @@ Partition: TypeAlias = tuple[str, int]
 
 EARLIEST, LATEST = -2, -1
 
+SHOWN = 10
+"""So many names of topics an error shows."""
+
 _AGAIN = (
     "drop the stream with its views and create them again: it begins at its startingOffsets. What was "
     "received before stays readable until then"
@@ -104,8 +107,8 @@ class KafkaStream(ThreadedSource):
 
     Attributes:
         name: name of the stream.
-        starting: where to begin: `EARLIEST`, `LATEST`, or an offset of some partitions; others then
-            begin at their first record.
+        starting: where to begin: `EARLIEST`, `LATEST`, or an offset of some partitions, which may be one of these
+            two; others then begin at their first record.
         decode: makes rows of records.
         limit: the number of records of an entry at most, and an epoch takes one; None for no limit.
         reached: connects to the topics; called when they are first needed, as a secret may be missing.
@@ -220,16 +223,8 @@ class KafkaStream(ThreadedSource):
     def _initial_position(self) -> State:
         """Return the position at which a new stream begins."""
         found = self._there(self.topics.describe(()))
-        partitions = _partitions(found)
-        starting = self.starting
-        if isinstance(starting, int):
-            return _with_offsets({}, found, self.topics.offsets(partitions, starting))
-        offsets = self.topics.offsets(partitions, EARLIEST)
-        if LATEST in starting.values():
-            latest = self.topics.offsets(partitions, LATEST)
-            offsets |= {one: latest[one] for one in partitions if starting.get(one) == LATEST}
-        given = {one: offset for one, offset in starting.items() if offset >= 0 and one in offsets}
-        return _with_offsets({}, found, offsets | given)
+        offsets = starting_offsets(self.name, self.topics, found, self.starting)
+        return _with_offsets({}, found, offsets)
 
     def _with_new_partitions(self, state: State) -> State:
         """Add new partitions to the position; they begin at their first record."""
@@ -324,6 +319,62 @@ class KafkaStream(ThreadedSource):
             stream=self.name,
             hint=_AGAIN,
         )
+
+
+def starting_offsets(
+    stream: str,
+    topics: Topics,
+    found: Mapping[str, Described],
+    starting: int | Mapping[Partition, int],
+) -> dict[Partition, int]:
+    """Return the offsets at which a new stream begins.
+
+    Args:
+        stream: its name.
+        found: the topics to read.
+        starting: see `KafkaStream`.
+
+    Raises:
+        DataError: BAD_STREAM, `starting` has a topic, a partition or an offset that isn't there.
+    """
+    partitions = _partitions(found)
+    if isinstance(starting, int):
+        return topics.offsets(partitions, starting)
+    for topic, number in starting:
+        if topic not in found:
+            shown = ", ".join([*sorted(found)[:SHOWN], "..."][: len(found)]) or "no topics"
+            why = f"startingOffsets has topic {topic}, and the stream reads {shown}"
+            raise bad_stream(stream, why, "create it with names of these topics in startingOffsets")
+        count = found[topic].partitions
+        if number not in range(count):
+            raise bad_stream(
+                stream,
+                f"startingOffsets has partition {number} of topic {topic}, whose partitions are 0 to {count - 1}",
+                "create it with numbers of these partitions in startingOffsets",
+            )
+    first, last = (topics.offsets(partitions, which) for which in (EARLIEST, LATEST))
+    offsets = dict(first)
+    for (topic, number), offset in starting.items():
+        begin, end = first[topic, number], last[topic, number]
+        if offset >= 0 and not begin <= offset <= end:
+            raise bad_stream(
+                stream,
+                f"startingOffsets has offset {offset} of partition {number} of topic {topic}, which has records "
+                f"from offset {begin} on, and the next one gets offset {end}",
+                f"create it with an offset from {begin} to {end}, with -2 for the first record or -1 for the next one",
+            )
+        offsets[topic, number] = {EARLIEST: begin, LATEST: end}.get(offset, offset)
+    return offsets
+
+
+def bad_stream(stream: str, why: str, way_out: str) -> DataError:
+    """Return the error BAD_STREAM: an option of a stream is wrong."""
+    return DataError(
+        f"stream {stream} can't read from Kafka: {why}",
+        condition="BAD_STREAM",
+        stream=stream,
+        hint=way_out,
+    )
 
 
 def lost(stream: str, why: str) -> EngineError:
