@@ -14,6 +14,7 @@ from urllib.request import urlopen
 import pyarrow as pa
 import pyarrow.dataset
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 
 import eddyline as el
@@ -667,6 +668,76 @@ def test_a_restored_target_is_told(engine, memory) -> None:
     epoch = engine.advance()
     await_epoch(engine, sink, epoch)
     assert held(memory) == rows(engine.snapshot("totals"))
+
+
+def lake(path: Path) -> Counter:
+    return Counter(
+        tuple(row.values()) for row in DeltaTable(str(path)).to_pyarrow_table().to_pylist()
+    )
+
+
+def test_a_view_is_replaced_by_one_with_another_key(tmp_path, spark) -> None:
+    with opened(tmp_path, spark) as engine:
+        engine.table("a", "id INT, s STRING", ["id"]).insert([(1, "x"), (2, "x"), (3, "y")])
+        engine.table("b", "id INT, s STRING", ["s"]).insert([(1, "x"), (3, "y"), (3, "z")])
+        engine.view("v", "SELECT id, s FROM a")
+        engine.view("reader", "SELECT id, s FROM v")
+        names, modes = ("v", "reader"), ("upsert", "changelog")
+        sinks = [
+            engine.sink(
+                f"{mode}_{name}", name, "delta", path=str(tmp_path / mode / name), mode=mode
+            )
+            for name in names
+            for mode in modes
+        ]
+
+        def delivered() -> None:
+            epoch = engine.advance()
+            for sink in sinks:
+                await_epoch(engine, sink, epoch)
+
+        delivered()
+        engine.execute("CREATE OR REPLACE VIEW v AS SELECT id, s FROM b")
+        delivered()
+        for name in names:  # the row 1 stays, beside the deleted one of its new key
+            assert lake(tmp_path / "upsert" / name) == {(1, "x"): 1, (3, "y"): 1, (3, "z"): 1}
+            log = DeltaTable(str(tmp_path / "changelog" / name)).to_pyarrow_table()
+            assert log.num_rows == 3 + 2  # the difference only
+        engine.execute("DELETE FROM b WHERE s = 'y'")
+        delivered()
+        assert lake(tmp_path / "upsert" / "v") == {(1, "x"): 1, (3, "z"): 1}
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_view_without_a_key_is_replaced_by_one_with_fewer_rows(
+    restarted, tmp_path, spark
+) -> None:
+    (tmp_path / "in").mkdir()
+
+    def write(name: str, *numbers: int) -> None:
+        (tmp_path / "in" / name).write_text("".join(f'{{"x": {n}}}\n' for n in numbers))
+
+    write("1.json", 1, 2, 3, 3, 4)
+    engine = opened(tmp_path, spark)
+    engine.create_stream("s", "x INT", "json", {"path": str(tmp_path / "in")})
+    engine.view("v", "SELECT x FROM s WHERE x > 1")
+    engine.view("reader", "SELECT x, x + 1 AS y FROM v")
+    for name in ("v", "reader"):
+        engine.sink(f"k_{name}", name, "delta", path=str(tmp_path / name))
+    engine.advance()
+    assert lake(tmp_path / "v") == {(2,): 1, (3,): 2, (4,): 1}
+    engine.execute("CREATE OR REPLACE VIEW v AS SELECT x FROM s WHERE x > 2")
+    if restarted:
+        engine.stop()
+        engine = opened(tmp_path, spark)
+    with engine:
+        for number in (5, 6):
+            write(f"{number}.json", number)
+            epoch = engine.advance()
+            for name in ("v", "reader"):
+                await_epoch(engine, engine.sink(f"k_{name}"), epoch)
+                assert lake(tmp_path / name) == rows(engine.snapshot(name))
+        assert lake(tmp_path / "v") == {(3,): 2, (4,): 1, (5,): 1, (6,): 1}
 
 
 def test_a_target_has_one_sink(engine, tmp_path) -> None:

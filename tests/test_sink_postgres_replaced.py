@@ -302,3 +302,8 @@ def test_a_view_is_replaced(url: str, tmp_path: Any, monkeypatch: pytest.MonkeyP
         sink.resend()
         delivered()
         assert run(url, query) == [("a", 2), ("b", 1), ("c", 1), ("d", 1)]
+        engine.table("u", "s STRING, n2 BIGINT", ["n2"]).insert([("b", 1), ("a", 2), ("a", 7)])
+        engine.execute("CREATE OR REPLACE VIEW v AS SELECT s, n2 FROM u")
+        delivered()
+        assert run(url, query + ", n2") == [("a", 2), ("a", 7), ("b", 1)]
+        assert indexed(url) == ["(n2) NULLS NOT DISTINCT"]

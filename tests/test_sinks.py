@@ -202,6 +202,42 @@ def test_all_rows_are_sent_anew_after_a_replacement_with_other_columns(
     assert held(sink) == sorted(changelog.content(5))
 
 
+class Finding(MemorySink):
+    """A sink whose target finds rows by some columns."""
+
+    found_by: Sequence[str] | None = ("n",)
+
+    @property
+    def replaced(self) -> list[Epoch]:
+        return [epoch for name, epoch in self.received if name == "replace"]
+
+
+def test_all_rows_are_sent_anew_to_a_target_that_finds_them_otherwise(tmp_path: Path) -> None:
+    outbox, sink = Outbox(FaultyFiles(str(tmp_path)), "k1"), Finding()
+
+    def run(last: int) -> None:
+        assert Delivery(Epochs(last=last), outbox, sink).run() == last
+        assert held(sink) == sorted(Epochs(last=last).content(last))
+
+    for last in (1, 2):
+        run(last)
+    assert sink.replaced == [1]
+    sink.found_by = ("n", "other")
+    run(4)
+    sink.found_by = ("other", "n")  # the same columns
+    run(5)
+    assert sink.replaced == [1, 4]
+    sink.found_by = None  # of a view whose changes delete nothing, unless it is replaced
+    run(7)
+    run(8)
+    assert sink.replaced == [1, 4, 7, 8]
+    assert outbox.cursor() == Cursor(VIEW, Epoch(8), found_by="null")
+    outbox.advance(Cursor(VIEW, Epoch(8)))  # of an earlier version
+    sink.found_by = ("n",)
+    run(10)
+    assert sink.replaced == [1, 4, 7, 8]
+
+
 STEPS = st.one_of(
     st.tuples(st.just("commit"), st.integers(1, 5)),
     st.tuples(st.just("retire"), st.integers(1, 8)),

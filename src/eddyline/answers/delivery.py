@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -15,7 +17,7 @@ from eddyline.answers.failing import view_failing
 from eddyline.catalog.entries import Entry
 from eddyline.changes import APPEND, DELETE, OPERATION, WEIGHT, Epoch, ViewId
 from eddyline.operators.base import numbered
-from eddyline.sink.base import Sink
+from eddyline.sink.base import FindsRows, Sink
 from eddyline.sink.cursors import Cursor
 from eddyline.sink.outbox import NO_VIEW, Deliver, Outbox, Refuse, Snapshot, UpToDate, next_delivery
 from eddyline.spark.schema import arrow_schema, plain_schema
@@ -38,6 +40,9 @@ from eddyline.storage.files import Files
 
 ROWS_MAX = 1_000_000
 """Changes that are delivered as one: epochs are put together up to about so many rows."""
+
+_NOT = "null"
+"""How a target finds rows that only takes appended ones."""
 
 
 class ViewChanges(Protocol):
@@ -182,6 +187,10 @@ class Delivery:
         self.stopping = False
         self.abandoned = False
         self._writing = threading.Lock()
+        self._found_by = ""
+        if isinstance(sink, FindsRows):
+            by = sink.found_by
+            self._found_by = _NOT if by is None else json.dumps(sorted(by))
 
     def abandon(self) -> None:
         """End `run` without waiting for it: once this has returned, the cursor isn't written any more."""
@@ -203,13 +212,15 @@ class Delivery:
             committed = changelog.committed()
             cursor, target = self._cursor(), self.sink.committed()
             retained = changelog.retained()
-            decision = next_delivery(changelog.view, cursor, target, committed, retained)
+            decision = next_delivery(
+                changelog.view, cursor, target, committed, retained, self._found_by
+            )
             if isinstance(decision, Refuse):
                 raise decision.error
             if isinstance(decision, UpToDate):
                 if target and (cursor is None or cursor.epoch < target):
                     # a crash has prevented the write of the cursor, or the view was replaced
-                    self._advance(Cursor(changelog.view, target))
+                    self._advance(Cursor(changelog.view, target, found_by=self._found_by))
                 return committed
             if self.stopping:
                 return target or Epoch(0)
@@ -218,13 +229,8 @@ class Delivery:
                 if not held:
                     continue  # it has been retired in the meantime
                 if isinstance(decision, Snapshot):
-                    rows = changelog.rows(decision.epoch)
-                    if not self._begin(cursor, decision.epoch):
-                        return target or Epoch(0)
-                    self.sink.replace(target, decision.epoch, rows)
-                    self._delivered(decision.epoch, rows)
-                    return decision.epoch
-                reached = self._deliver(decision)
+                    return self._replace(cursor, target, decision.epoch)
+                reached = self._deliver(decision, committed)
                 if reached >= committed or self.stopping:
                     return reached
 
@@ -234,8 +240,17 @@ class Delivery:
         if cursor is None or cursor.view == NO_VIEW:  # so is the holder, if it had other columns
             return cursor
         if cursor.view == self.changelog.holder(cursor.epoch):
-            return Cursor(view, cursor.epoch, cursor.until)
+            return replace(cursor, view=view)
         return cursor
+
+    def _replace(self, cursor: Cursor | None, target: Epoch | None, epoch: Epoch) -> Epoch:
+        """Make all rows as of an epoch the target's; return the epoch that it then holds."""
+        rows = self.changelog.rows(epoch)
+        if not self._begin(cursor, epoch):
+            return target or Epoch(0)
+        self.sink.replace(target, epoch, rows)
+        self._delivered(epoch, rows)
+        return epoch
 
     def _begin(self, cursor: Cursor | None, until: Epoch) -> bool:
         """Store durably that a delivery up to `until` begins, before the target can hold that epoch.
@@ -243,8 +258,8 @@ class Delivery:
         Returns:
             Whether it begins; it doesn't if `stopping` is set.
         """
-        view, epoch = (NO_VIEW, Epoch(0)) if cursor is None else (cursor.view, cursor.epoch)
-        return not self.stopping and self._advance(Cursor(view, epoch, until))
+        cursor = cursor or Cursor(NO_VIEW, Epoch(0))
+        return not self.stopping and self._advance(replace(cursor, until=until))
 
     def _advance(self, cursor: Cursor) -> bool:
         """Store the cursor; return False if the delivery is abandoned, as another one may have begun."""
@@ -253,8 +268,12 @@ class Delivery:
                 self.outbox.advance(cursor)
             return not self.abandoned
 
-    def _deliver(self, decision: Deliver) -> Epoch:
-        """Deliver epochs until all are delivered, or `stopping` is set; return the last one."""
+    def _deliver(self, decision: Deliver, committed: Epoch) -> Epoch:
+        """Deliver epochs until all are delivered, or `stopping` is set; return the last one.
+
+        A view without a key may have been replaced by one with fewer rows: where the target can't find those to
+        delete, all rows as of the last epoch, `committed`, are written anew.
+        """
         base, first = Epoch(decision.first - 1), decision.first
         count = 0
         for number in range(decision.first, decision.last + 1):
@@ -265,7 +284,10 @@ class Delivery:
             if self.stopping:
                 break
             changes = self.changelog.changes(first, epoch)
-            if not self._begin(Cursor(self.changelog.view, base), epoch):
+            cursor = Cursor(self.changelog.view, base, found_by=self._found_by)
+            if self._found_by == _NOT and deletes_in(changes.column(-1)):
+                return self._replace(cursor, base, committed)
+            if not self._begin(cursor, epoch):
                 break
             self.sink.deliver(base, epoch, changes)
             self._delivered(epoch, changes)
@@ -275,4 +297,4 @@ class Delivery:
     def _delivered(self, epoch: Epoch, rows: pa.Table) -> None:
         self.rows += rows.num_rows
         self.deletes += deletes_in(rows.column(-1))
-        self._advance(Cursor(self.changelog.view, epoch))
+        self._advance(Cursor(self.changelog.view, epoch, found_by=self._found_by))

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -48,6 +48,9 @@ Function = Callable[[DataFrame, int], Any]
 
 _LOG = logging.getLogger("eddyline.sinks")
 
+_Followed: TypeAlias = tuple[str, tuple[int, ...] | None]
+"""The id of a view, and the places of its key."""
+
 
 class Sinks:
     """The sinks of a workspace. Each has a thread, so that none holds up epochs or other sinks.
@@ -70,7 +73,7 @@ class Sinks:
         self._ended: dict[str, Deliverer] = {}  # by sink the last one that was told to stop
         self._functions: dict[str, Function] = {}
         self._secrets: dict[str, list[str]] = {}  # by sink the values that messages may not show
-        self._followed: dict[str, str] = {}  # by sink the id of the view that its thread follows
+        self._followed: dict[str, _Followed] = {}  # by sink what its thread follows
 
     def recover(self) -> None:
         """Remove leftovers of dropped sinks after a crash, and open the dead letters of the others."""
@@ -187,7 +190,9 @@ class Sinks:
             if deliverer is None:
                 self._start(sink)
                 continue
-            changed = catalog.get(sink.upstream[0], VIEW).id != self._followed[sink.id]
+            view, followed = catalog.get(sink.upstream[0], VIEW), self._followed[sink.id]
+            plan = self._workspace.known_plan(view)  # that of a reader changes with what it reads
+            changed = view.id != followed[0] or (plan is not None and plan.key != followed[1])
             if changed:  # a view that fails at once has no rows, which the target must not get
                 self._start(sink)
             else:
@@ -384,7 +389,8 @@ class Sinks:
         except EddylineError as error:  # the view can't be compiled now; each epoch tries again
             _LOG.warning("sink %s waits for its view: %s", sink.name, error.condition)
             return
-        self._followed[sink.id] = followed[0].id
+        plan = self._workspace.plan(followed[0])
+        self._followed[sink.id] = followed[0].id, plan.key
         interval_s = int(sink.options.get(COMMIT_INTERVAL, 0)) / 1e6
         self._deliverers[sink.id] = Deliverer(
             sink.name,

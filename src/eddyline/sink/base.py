@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -137,6 +137,18 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Release what the sink holds: connections, files."""
+
+
+@runtime_checkable
+class FindsRows(Protocol):
+    """A sink whose target finds the rows that changes delete by some columns.
+
+    The changes of a view don't fit a target whose rows were written by other columns: all rows are written anew.
+    """
+
+    @property
+    def found_by(self) -> Sequence[str] | None:
+        """The names of the columns; None if the target only takes rows that are appended."""
 
 
 class SinkFormat(Protocol):

@@ -32,11 +32,13 @@ class Cursor:
         view: the view that is followed.
         epoch: the last epoch whose changes have arrived.
         until: a delivery up to this epoch has begun, so that it may have arrived too; None if none has.
+        found_by: how the target of a sink finds rows, see `eddyline.answers.delivery`; empty if it isn't known.
     """
 
     view: ViewId
     epoch: Epoch
     until: Epoch | None = None
+    found_by: str = ""
 
 
 class CursorFile:
@@ -65,7 +67,12 @@ class CursorFile:
                 hint="use the newer version of Eddyline",
             )
         until = document.get("until")
-        return Cursor(ViewId(document["view"]), Epoch(document["epoch"]), until and Epoch(until))
+        return Cursor(
+            ViewId(document["view"]),
+            Epoch(document["epoch"]),
+            until and Epoch(until),
+            document.get("found_by", ""),
+        )
 
     def advance(self, cursor: Cursor) -> None:
         """Store the cursor durably; call it after the follower has stored the epoch."""
@@ -74,6 +81,8 @@ class CursorFile:
         document = {"format": FORMAT_VERSION, "view": cursor.view, "epoch": cursor.epoch}
         if cursor.until:
             document["until"] = cursor.until
+        if cursor.found_by:
+            document["found_by"] = cursor.found_by
         self.files.write_json(f"{self.folder}/{CURSOR}", document)
         self.files.remove(f"{self.folder}/{RETIRED}")
 

@@ -110,6 +110,14 @@ def far_dates(rows: pa.Table) -> list[tuple[str, npt.NDArray[np.int64]]]:
     ]
 
 
+def writable(rows: pa.Table) -> npt.NDArray[np.bool_]:
+    """Return which rows delta-rs can write."""
+    mask = np.ones(rows.num_rows, np.bool_)
+    for _, at in far_dates(rows):
+        mask[at] = False
+    return mask
+
+
 def _has_dates(kind: pa.DataType) -> bool:
     if pa.types.is_nested(kind):
         return any(_has_dates(kind.field(place).type) for place in range(kind.num_fields))

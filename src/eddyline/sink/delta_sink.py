@@ -38,7 +38,7 @@ from eddyline.sink.base import (
     target_moved,
     target_not_empty,
 )
-from eddyline.sink.delta_checks import far_dates, violations
+from eddyline.sink.delta_checks import far_dates, violations, writable
 from eddyline.sink.rows import KeyedChanges, difference, keyed_changes
 from eddyline.spark.schema import arrow_schema
 from eddyline.state.kernels import distinct, repeat
@@ -84,6 +84,13 @@ class DeltaSink:
         log = CHANGE_COLUMNS if mode == CHANGELOG else []
         self._schema = pa.schema([pa.field(f.name, f.type) for f in (*self._rows, *log)])
         self._table: DeltaTable | None = None  # the version that the next commit is made for
+
+    @property
+    def found_by(self) -> Sequence[str] | None:
+        """The view's key; rows of a change log are found as they are."""
+        if self._mode == CHANGELOG:
+            return tuple(self._rows.names)
+        return self._key if self._mode == UPSERT else None
 
     def committed(self) -> Epoch | None:
         with self._translated_errors():
@@ -303,7 +310,7 @@ class DeltaSink:
 
         inserted, after = violated(INSERT, done.inserted), violated(AFTER, done.after)
         come, stay = _none(inserted), _none(after)
-        gone, held = _writable(done.deleted), _writable(done.before)  # no other row is in the table
+        gone, held = writable(done.deleted), writable(done.before)  # no other row is in the table
         if log:  # what it has refused isn't in the log, so that it isn't deleted there
             gone, held = _none(violated(DELETE, done.deleted)), _none(violated(BEFORE, done.before))
         reasons = [*inserted[~come], *after[~stay]]
@@ -478,14 +485,6 @@ def _log_part(kind: str, rows: pa.Table, epoch: Epoch) -> pa.Table:
     for field, value in zip(CHANGE_COLUMNS, values, strict=True):
         rows = rows.append_column(field, pa.repeat(pa.scalar(value, field.type), rows.num_rows))
     return rows
-
-
-def _writable(rows: pa.Table) -> npt.NDArray[np.bool_]:
-    """Return which rows delta-rs can write."""
-    mask = np.ones(rows.num_rows, np.bool_)
-    for _, at in far_dates(rows):
-        mask[at] = False
-    return mask
 
 
 def _none(reasons: npt.NDArray[np.object_]) -> npt.NDArray[np.bool_]:

@@ -38,7 +38,7 @@ from eddyline.sink.base import (
     target_moved,
     target_not_empty,
 )
-from eddyline.sink.envelopes import Content, Edit, Envelope, Sent, Stamp, Texts
+from eddyline.sink.envelopes import Changelog, Content, Edit, Envelope, Sent, Stamp, Texts
 from eddyline.sink.rows import keyed_changes
 from eddyline.state.kernels import repeat
 
@@ -113,6 +113,12 @@ class KafkaSink:
         self._taken: Collection[str] = ()  # the other sinks from which the topic is taken
         self._identity: str | None = None  # of the topic
         self._too_large: list[int] = []  # sizes of messages that the brokers refuse
+
+    @property
+    def found_by(self) -> Sequence[str] | None:
+        """The view's key; rows of a changelog are found as they are."""
+        log = isinstance(self._envelope, Changelog)
+        return tuple(self._target.schema.names) if log else self._key
 
     def committed(self) -> Epoch | None:
         with self._translated():

@@ -57,6 +57,7 @@ def next_delivery(
     target: Epoch | None,
     committed: Epoch,
     retained: Sequence[Epoch],
+    found_by: str = "",
 ) -> Decision:
     """Return what to deliver next. Pure.
 
@@ -70,6 +71,7 @@ def next_delivery(
         target: the epoch that the target holds.
         committed: the last committed epoch.
         retained: the epochs whose changes are retained, without gaps, oldest first.
+        found_by: how the target finds rows now; changes only fit one that has found them so before.
 
     Example:
         >>> view = ViewId("v1")
@@ -88,8 +90,8 @@ def next_delivery(
         return Refuse(error)
     if committed == 0:
         return UpToDate()
-    other_view = cursor is not None and cursor.view != view
-    if target is None or other_view:
+    anew = cursor is not None and (cursor.view != view or cursor.found_by not in ("", found_by))
+    if target is None or anew:
         return Snapshot(committed)
     if target == committed:
         return UpToDate()

@@ -142,6 +142,11 @@ class PostgresSink:
         self._epochs = identifier(*table[:-1], EPOCHS)
         self._connection: Connection | None = None
 
+    @property
+    def found_by(self) -> Sequence[str] | None:
+        """The view's key."""
+        return self._key
+
     def committed(self) -> Epoch | None:
         with self._transaction() as connection:
             return self._found(connection)
