@@ -787,6 +787,19 @@ def test_search_engines_are_allowed_instead_of_blocked(guarded, tmp_path, monkey
 
 
 @pytest.mark.spark
+def test_a_clock_that_is_ahead_blocks_for_no_longer_than_the_rule_says(guarded, tmp_path):
+    guard = Guard(guarded.engine, configured(tmp_path))
+    ahead = [line("192.0.2.88", 1000 + one) for one in (301, 18_000, 3e9) for _ in range(300)]
+    guarded.read([*ahead, *(line("192.0.2.89", 1300) for _ in range(300))], 1000)
+    guarded.settle(guard, 1000)
+    assert guarded.rows("SELECT target, until FROM block_list WHERE target LIKE '192.0.2.8_'") == [
+        ("192.0.2.89", (START + timedelta(seconds=1030)).replace(tzinfo=None))
+    ]
+    assert guarded.settle(guard, 1029) == ([], [])
+    assert guarded.settle(guard, 1030) == ([], ["192.0.2.89"])
+
+
+@pytest.mark.spark
 @pytest.mark.parametrize("view", ["offenders", pytest.param(None, marks=pytest.mark.slow)])
 def test_views_equal_offline_spark(guarded, view):
     assert guarded.engine.verify(view)

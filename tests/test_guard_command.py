@@ -20,8 +20,9 @@ from eddyline_apps import guard
 from eddyline_apps.guard.config import load_config
 from eddyline_apps.guard.notifying import Undelivered
 from eddyline_apps.guard.reading import Line
-from eddyline_apps.guard.running import _Watch, parts_by_time
+from eddyline_apps.guard.running import _Watch
 from eddyline_apps.guard.service import Admission, Decided, Guard, Quiet
+from eddyline_apps.guard.timing import NEIGHBOURS, count_ahead, misdated, parts_by_time, replayed
 from eddyline_apps.guard.verifying import DOMAINS, Verification
 from eddyline_apps.processes import members
 from processes import Child
@@ -75,6 +76,41 @@ def test_lines_are_cut_by_their_times():
     assert second == (lines[3:], START + timedelta(seconds=10))
     ((all_lines, now),) = parts_by_time(lines[1:2], 10)
     assert (all_lines, now.year) == (lines[1:2], 1970)
+
+
+def test_what_is_dated_far_from_the_lines_around_it_is_misdated():
+    def wrong(*seconds, latest=1e9):
+        times = [None if s is None else START + timedelta(seconds=s) for s in seconds]
+        found = misdated(times, START + timedelta(seconds=latest))
+        return [place for place, one in enumerate(found) if one]
+
+    far = 9e9
+    assert wrong() == wrong(0) == wrong(0, 0, 300, 1) == []
+    assert wrong(0, 1, far, 2, 3) == [2]
+    assert wrong(0, 1, 18_000, None, 2, -18_000, 3) == [2, 5]
+    assert wrong(far, 0, 1, far) == [0, 3]  # after the machine's clock
+    assert wrong(*range(12), *[18_000] * 9, *range(12)) == [*range(12, 21)]
+    # a pause of the log, however long, and however little comes after it; and an older log after a newer one
+    assert wrong(*range(99), 36_000) == wrong(*range(99), 36_000, 36_001, 90_000, 90_001) == []
+    assert wrong(36_000, 36_001, *range(99)) == []
+
+
+@pytest.mark.parametrize("size", [1, 200, 5000])
+def test_a_misdated_line_does_not_move_the_clock_wherever_reading_pauses(size):
+    minute = [line("a", second) for second in range(60)]
+    ahead = line("a", 18_000)
+    lines = [*minute, *[ahead] * 3, *minute[::-1], *[line("a", 60)] * NEIGHBOURS, ahead, minute[-1]]
+    lines = [Line("a", place, text) for place, text in enumerate(lines)]
+    reads = [lines[place : place + size] for place in range(0, len(lines), size)]
+    parts = list(replayed(lambda: reads.pop(0) if reads else [], 1e9, START + timedelta(days=1)))
+    assert [one for part, _, _ in parts for one in part] == lines
+    assert {now for _, now, _ in parts} <= {START + timedelta(seconds=s) for s in range(61)}
+    assert sum(wrong for *_, wrong in parts) == 4
+
+
+def test_lines_ahead_of_the_clock_are_counted():
+    lines = [Line("a", 0, text) for text in (line("a", 300), line("a", 301), "?", line("a", -9e6))]
+    assert count_ahead(lines, START) == 1
 
 
 def test_a_missing_log_is_named(tmp_path):
@@ -313,6 +349,25 @@ def test_a_log_at_rest_tells_who_would_have_been_blocked(tmp_path, capsys):
         "192.0.2.77": "flood", "2001:db8::/48": "by hand",
     }  # fmt: skip
     assert all(datetime.fromisoformat(one["since"]).tzinfo for one in listed)
+
+
+@pytest.mark.spark
+def test_a_line_of_the_future_hides_no_attack(tmp_path, capsys):
+    (tmp_path / "guard.yml").write_text(CONFIG)
+    century, hours = timedelta(days=30_000).total_seconds(), 18_000
+    lines = [
+        *normal(40, 0, 9),
+        line("198.51.9.7", century),
+        *(line("192.0.2.9", 12 + n // 20, "/x.png") for n in range(200)),
+        *(line("192.0.2.66", hours, "/x.png") for _ in range(100)),
+        *normal(40, 22, 120),
+    ]
+    (tmp_path / "access.log").write_text("".join(f"{text}\n" for text in lines))
+    words = ("--log", tmp_path / "access.log", "--config", tmp_path / "guard.yml")
+    assert guard.run(arguments(*words, "--format", "json")) == 0
+    found = [json.loads(text) for text in capsys.readouterr().out.splitlines()]
+    assert [one["target"] for one in found if one["event"] == "blocked"] == ["192.0.2.9"]
+    assert found[-2:] == [{"event": "misdated", "lines": 101}, {"event": "replayed", "blocked": 1}]
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,12 @@
 
 -- The well-formed requests. common, combined and vhost_combined formats, with an optional time that the
 -- request took, in seconds, at the end. The quantifiers inside quotes are possessive: a line of any
--- length is matched in linear time.
+-- length is matched in linear time. A line that is dated more than 5 minutes after it was read is left out, as its clock
+-- was wrong. seen_at: its time, but not later than it was read, so that no block is longer than the rule says.
 CREATE VIEW requests AS
 SELECT
   ts,
+  least(ts, read_at) AS seen_at,
   site,
   address,
   CASE
@@ -65,9 +67,10 @@ FROM (
     regexp_extract(f[5], r'^\S+ ([^ ?]*)', 1) AS path,
     try_cast(f[6] AS INT) AS status,
     f[9] AS agent,
-    try_cast(f[10] AS DOUBLE) AS request_s
+    try_cast(f[10] AS DOUBLE) AS request_s,
+    read_at
   FROM (
-    SELECT split(regexp_replace(
+    SELECT read_at, split(regexp_replace(
       value,
       r'^(?:(\S+):\d+ )?(?i:::ffff:(?=[\d.]+ ))?(\S+) (\S+) (\S+) \[(\d\d/\w{3}/[12]\d{3}:\d\d:\d\d:\d\d [+-]\d{4})\] "([^"\\\n]*+(?:\\.[^"\\\n]*+)*+)" (\d{3}) (\d{1,12}|-)(?: "([^"\\\n]*+(?:\\.[^"\\\n]*+)*+)" "([^"\\\n]*+(?:\\.[^"\\\n]*+)*+)")?(?: (\d{1,9}(?:\.\d{1,9})?))?\r?\z|(?s)^.*\z',
       '$1\n$2\n$3\n$4\n$5\n$6\n$7\n$8\n$9\n$10\n$11'
@@ -75,7 +78,7 @@ FROM (
     FROM log_lines
   )
 )
-WHERE ts IS NOT NULL
+WHERE ts <= read_at + INTERVAL 5 MINUTES
   AND regexp_like(address, r'^(((25[0-5]|2[0-4]\d|1?\d?\d)(\.(?!$)|$)){4}|[0-9a-f]{0,4}(:[0-9a-f]{0,4}){2,7})$')
   AND (address LIKE '%.%' OR CASE WHEN address LIKE '%::%' THEN size(head) + size(tail) < 8 ELSE size(head) = 8 END);
 
@@ -89,7 +92,7 @@ SELECT
   count_if(status >= 400) AS errors,
   count_if(status < 500 AND status NOT IN (403, 429)) AS answered,
   coalesce(sum(request_s), 0) AS request_s,
-  max(ts) AS last_at
+  max(seen_at) AS last_at
 FROM (
   SELECT *, inline(array(
     (1, timestamp_seconds(second)),

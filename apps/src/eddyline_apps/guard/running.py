@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -18,7 +17,8 @@ from eddyline.changes import Epoch
 from eddyline.cli.output import TEXT, Output
 from eddyline.errors import StorageError
 from eddyline_apps.guard.notifying import Undelivered, notify, undelivered
-from eddyline_apps.guard.reading import Line, LogReader
+from eddyline_apps.guard.reading import LogReader
+from eddyline_apps.guard.timing import CLOCKS_DIFFER, count_ahead, replayed
 from eddyline_apps.guard.verifying import DNS
 
 if TYPE_CHECKING:
@@ -40,13 +40,10 @@ CLOCK_S = 1.0
 """Between two times of the clock while someone is on the list and the logs are quiet; and two looks at notifications."""
 
 FORGET_S = 60.0
-"""Between two deletions of old lines."""
+"""Between two deletions of old lines, and two messages about misdated ones."""
 
 LINES_MAX = 5_000
 """Lines an epoch: with more of them its views would run as Spark jobs, which is slower at first."""
-
-_LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
-_STAMP = re.compile(r"\[(\d\d/\w{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4})\]", re.ASCII)
 
 
 def follow(
@@ -62,6 +59,7 @@ def follow(
     names = list(map(str, logs))
     out.say(f"following {', '.join(names)}", "following", logs=names)
     ticked = forgot = looked = time.monotonic()
+    misdated, warned = 0, ticked - FORGET_S
     try:
         while True:
             started = time.monotonic()
@@ -70,6 +68,7 @@ def follow(
             watch.committed.clear()
             if lines:
                 guard.insert(lines, reader.known, now)
+                misdated += count_ahead(lines, now)
             # While lines of the past are read, the clock waits for them: nobody is freed whose last
             # requests are still to come.
             quiet = guard.active and started - ticked >= CLOCK_S
@@ -90,6 +89,9 @@ def follow(
                 if admissions:  # in a small epoch of their own, before the next lines
                     watch.committed.wait(WAIT_S)
             watch.take_notes(guard, now)
+            if misdated and started - warned >= FORGET_S:
+                watch.misdated(now, misdated)
+                misdated, warned = 0, started
             if started - looked >= CLOCK_S:
                 with suppress(StorageError):  # a sink is dropped meanwhile
                     status = sinks_status(engine.files, engine.catalog, Epoch(0))
@@ -128,57 +130,32 @@ def replay(
     reader = LogReader(logs, guard.files(), tail=False)
     step_s = min(rule.block_s for rule in config.rules) / 2
     forgot = None
-    while lines := reader.read(LINES_MAX):
-        found.seen.update(word for line in lines for word in line.value.split(" ", 2)[:2])
-        for part, now in parts_by_time(lines, step_s):
-            guard.insert(part, reader.known, now)
-            guard.tick(now)
+    misdated = 0
+    latest = datetime.now(UTC) + CLOCKS_DIFFER
+    for part, now, wrong in replayed(lambda: reader.read(LINES_MAX), step_s, latest):
+        found.seen.update(word for line in part for word in line.value.split(" ", 2)[:2])
+        misdated += wrong
+        guard.insert(part, reader.known, now)
+        guard.tick(now)
+        engine.advance()
+        watch.freed(now, guard.release(now))
+        while (admitted := guard.admit(now)) or guard.unverified:
+            watch.admitted(now, admitted)
+            found.blocked.update({one.target: one for one in admitted})
             engine.advance()
-            watch.freed(now, guard.release(now))
-            while (admitted := guard.admit(now)) or guard.unverified:
-                watch.admitted(now, admitted)
-                found.blocked.update({one.target: one for one in admitted})
-                engine.advance()
-            if watch.take_changed("by_hand"):
-                watch.decided(now, guard.decided())
-            if watch.take_notes(guard, now):
-                engine.advance()
-            if forgot is None or (now - forgot).total_seconds() >= FORGET_S:
-                guard.forget(now)
-                forgot = now
+        if watch.take_changed("by_hand"):
+            watch.decided(now, guard.decided())
+        if watch.take_notes(guard, now):
+            engine.advance()
+        if forgot is None or abs((now - forgot).total_seconds()) >= FORGET_S:
+            guard.forget(now)
+            forgot = now
+    if misdated:
+        text = f"{misdated:,} lines are dated far from the lines around them, or ahead of this machine's clock: the guard's clock doesn't follow them"
+        out.say(text, "misdated", lines=misdated)
     text = f"{len(found.blocked)} addresses and networks would have been blocked"
     out.say(text, "replayed", blocked=len(found.blocked))
     return found
-
-
-def parts_by_time(
-    lines: Sequence[Line], step_s: float
-) -> Iterator[tuple[Sequence[Line], datetime]]:
-    """Cut lines where their times are `step_s` apart; yield each part with its last time.
-
-    Otherwise a block could begin and end within a part, and nobody would see it.
-    """
-    begin, first, now, stamp = 0, None, _LONG_AGO, ""
-    for place, line in enumerate(lines):
-        found = _STAMP.search(line.value)
-        if found is None or found[1] == stamp:
-            continue
-        stamp = found[1]
-        time = _time(stamp)
-        if time is None:
-            continue
-        if first is not None and (time - first).total_seconds() >= step_s:
-            yield lines[begin:place], now
-            begin, first = place, None
-        first, now = first or time, time
-    yield lines[begin:], now
-
-
-def _time(stamp: str) -> datetime | None:
-    try:
-        return datetime.strptime(stamp, "%d/%b/%Y:%H:%M:%S %z").astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None
 
 
 class _Watch:
@@ -248,6 +225,11 @@ class _Watch:
             how = "verified" if verified else "by hand"
             text = f"{how}: {one.action} {one.target} until {one.until}, {one.who}: {one.reason}"
             self._say(now, text, "decided", **one._asdict(), verified=verified)
+
+    def misdated(self, now: datetime, lines: int) -> None:
+        """Print how many lines are dated ahead of the clock."""
+        text = f"{lines:,} lines are dated more than 5 minutes ahead of this machine's clock: they don't count"
+        self._say(now, text, "misdated", lines=lines)
 
     def delivering(self, now: datetime, failing: Sequence[Undelivered]) -> None:
         """Print which notifications work again, and for programs which fail: the engine has printed the error."""
