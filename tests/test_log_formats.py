@@ -192,7 +192,7 @@ def written(format, row, zone="+0530"):
 
 PLAIN = re.compile(
     r"(?:(\S+):\d+ )?(\S+) \S+ (\S+) \[(\d\d)/(\w{3})/([12]\d{3}):(\d\d):(\d\d):(\d\d) ([+-])(\d\d)(\d\d)\] "
-    r'"((?:[^"\\\n]|\\[^\n\r\x85\u2028\u2029])*)" (\d{3}) (\d{1,12}|-)'
+    r'"((?:[^"\\\n]|\\[^\n\r\x85\u2028\u2029])*)" (\d{3}) (-?\d+|-)'
     r'(?: "((?:[^"\\\n]|\\[^\n\r\x85\u2028\u2029])*)" "((?:[^"\\\n]|\\[^\n\r\x85\u2028\u2029])*)")?\r?',
     re.ASCII,
 )
@@ -235,7 +235,7 @@ def plain(line):
         "method": method if method not in ("", "-") else "-",
         "path": path,
         "status": int(status),
-        "bytes": 0 if size == "-" else int(size),
+        "bytes": 0 if size == "-" or not 0 <= int(size) < 10**12 else int(size),
         "referer": None if referer in ("", "-") else referer,
         "agent": None if agent in ("", "-") else agent,
         "seconds": None,
@@ -431,6 +431,37 @@ def test_no_line_makes_a_format_fail(format, parsed):
             assert not complete, lines[seq][:80]
         if seq >= len(lines) - len(good):
             assert complete, lines[seq]
+
+
+STAMP = "[01/Mar/2026:10:00:00 +0000]"
+MEASURED = {
+    "combined": f'192.0.2.1 - - {STAMP} "GET / HTTP/1.1" 200 SIZE',
+    "caddy": '{"ts":1772000000,"request":{"remote_ip":"::1","uri":"/"},"status":200,"size":SIZE,"duration":TOOK}',
+    "traefik": '{"StartUTC":"2026-03-01T10:00:00Z","ClientHost":"::1","DownstreamStatus":200,'
+    '"DownstreamContentSize":SIZE,"Duration":TOOK}',
+    "$remote_addr [$time_local] $status $bytes_sent $request_time": f"::1 {STAMP} 200 SIZE TOOK",
+    "%h %t %>s %B %D": f"::1 {STAMP} 200 SIZE TOOK",
+    "#Fields: date time c-ip sc-status sc-bytes time-taken": "2026-03-01 10:00:00 ::1 200 SIZE TOOK",
+}
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("format", MEASURED)
+def test_sizes_and_durations_that_cannot_be_are_missing(format, parsed):
+    most = 10**12 - 1
+    sizes = [0, most, most + 1, 9 * 10**18, 10**40, -1]
+    times = [0, 0, -1, 10**40, 0, 0]
+    if format in ("caddy", "traefik"):
+        times[4:] = ['"NaN"', "1e999"]
+    lines = [
+        MEASURED[format].replace("SIZE", str(size)).replace("TOOK", str(took))
+        for size, took in zip(sizes, times, strict=True)
+    ]
+    rows = [row for _, row in sorted(parsed(format, lines).items())]
+    assert all(row.status == 200 for row in rows)
+    assert [row.bytes for row in rows] == [0, most, 0, 0, 0, 0]
+    none = format == "combined"
+    assert [row.seconds for row in rows] == [None if took or none else 0 for took in times]
 
 
 @pytest.mark.spark

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from eddyline.errors import DataError
-from eddyline_apps.webstats.patterns import QUOTED, compile_format
+from eddyline_apps.webstats.patterns import DECIMAL, NUMBER, QUOTED, compile_format
 
 COLUMNS = (
     ("ts", "TIMESTAMP"),
@@ -36,14 +36,18 @@ COLUMNS = (
 
 `zone` is the UTC offset of the log's clock, such as `-04:00`. `site` is the name of the virtual host
 without its port, in lower case, `-` if the log has none. `host` is the client's name or address, `user`
-its login, `cookie` an id from a cookie. `seconds` is the duration. `country` and `carrier` are the client's where
+its login, `cookie` an id from a cookie. `seconds` is the duration. A size or duration that is
+negative, no number, or not below `LIMIT` is missing. `country` and `carrier` are the client's where
 the line itself tells them, as beacons do. Missing values are null, `bytes` 0.
 """
+
+LIMIT = 10**12
+"""Sizes and durations are lower: 9 million of the largest sizes have a sum that BIGINT holds."""
 
 STAMP = r"\d\d/\w{3}/[12]\d{3}:\d\d:\d\d:\d\d [+-]\d{4}"
 COMBINED_PATTERN = (
     rf"(?:(\S+):\d+ )?(\S+) \S+ (\S+) \[({STAMP})\] "
-    rf'"({QUOTED})" (\d{{3}}) (\d{{1,12}}|-)(?: "({QUOTED})" "({QUOTED})")?'
+    rf'"({QUOTED})" (\d{{3}}) ({NUMBER}|-)(?: "({QUOTED})" "({QUOTED})")?'
 )
 """common, combined and vhost_combined at once. Possessive quantifiers keep it linear."""
 COMBINED_FIELDS = (
@@ -105,12 +109,17 @@ def _given(name: str, expression: str) -> str:
     return f"nullif(nullif({expression}, '-'), '')"
 
 
+def _limited(name: str, kind: str) -> str:
+    number = f"try_cast({name} AS {kind})"  # NaN is above all numbers
+    return f"CASE WHEN {number} >= 0 AND {number} < {LIMIT} THEN {number} END"
+
+
 WELL_FORMED = "ts IS NOT NULL AND host IS NOT NULL AND try_cast(status AS INT) IS NOT NULL"
 _TYPED = {
     "site": "coalesce(regexp_replace(lower(site), r':\\d+$', ''), '-')",
     "status": "try_cast(status AS INT)",
-    "bytes": "coalesce(try_cast(bytes AS BIGINT), 0)",
-    "seconds": "try_cast(seconds AS DOUBLE)",
+    "bytes": f"coalesce({_limited('bytes', 'BIGINT')}, 0)",
+    "seconds": _limited("seconds", "DOUBLE"),
     "method": "coalesce(method, '-')",
     "path": "coalesce(path, '')",
 }
@@ -324,8 +333,8 @@ _W3C_SHAPES = {
     "method": r"[A-Za-z][\w-]*+|-",
     "path": r"[/*][^{separator}\r\n]*+",
     "status": r"\d{3}",
-    "bytes": r"\d{1,18}|-",
-    "milliseconds": r"\d{1,12}(?:\.\d{1,9})?|-",
+    "bytes": rf"{NUMBER}|-",
+    "milliseconds": rf"{DECIMAL}|-",
     "site": r"[\w.:\[\]-]*+",
 }
 """How the values of fields look. A line with others was written with other fields than the header names."""

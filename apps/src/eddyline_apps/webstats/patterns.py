@@ -13,19 +13,20 @@ QUOTED = r'[^"\\\n]*+(?:\\.[^"\\\n]*+)*+'
 """A value between quotes, in which a backslash keeps the next character. A loop over runs of characters, as one over
 characters takes Java 1.4 times as long."""
 
-_NUMBER = r"\d{1,18}"
-_DECIMAL = r"\d{1,12}(?:\.\d{1,9})?"
+NUMBER = r"-?\d++"
+DECIMAL = rf"{NUMBER}(?:\.\d++)?"
+"""Of any length and sign: the columns that they are for have limits of their own."""
 _SHAPES = {
     "status": r"\d{3}",
-    "bytes": rf"{_NUMBER}|-",
-    "seconds": rf"{_DECIMAL}|-",
-    "milliseconds": rf"{_DECIMAL}|-",
-    "microseconds": rf"{_NUMBER}|-",
+    "bytes": rf"{NUMBER}|-",
+    "seconds": rf"{DECIMAL}|-",
+    "milliseconds": rf"{DECIMAL}|-",
+    "microseconds": rf"{NUMBER}|-",
     "time": r"\d\d/\w{3}/[12]\d{3}:\d\d:\d\d:\d\d [+-]\d{4}",
     "iso_time": r"[12]\d{3}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)",
-    "epoch_s": _DECIMAL,
-    "epoch_ms": _NUMBER,
-    "epoch_us": _NUMBER,
+    "epoch_s": r"\d{1,12}(?:\.\d{1,9})?",
+    "epoch_ms": r"\d{1,18}",
+    "epoch_us": r"\d{1,18}",
 }
 """How a value looks, where that is more than what its surroundings tell."""
 
