@@ -355,7 +355,9 @@ def test_who_is_over_a_limit_is_an_offender(guarded):
     attack = [
         *(line("203.0.113.5", 11, "/x.png") for _ in range(50)),
         *(line("::ffff:203.0.113.5", 11, "/x.png") for _ in range(150)),
-        *(line("www.example.org:443 ::FFFF:203.0.113.5", 11, "/x.png") for _ in range(100)),
+        *(line("www.example.org:443 ::FFFF:203.0.113.5", 11, "/x.png") for _ in range(60)),
+        *(line("www.example.org ::FFFF:203.0.113.5", 11, "/x.png") for _ in range(40)),
+        line("203.0.113.99 - ann", 11),  # a login with a space is no site
         *(line("::ffff:203.0.113.70", 11, "/x.png") for _ in range(300)),  # on the allow-list
         *(line(f"192.0.2.{n % 200}", 12, "/", status=403) for n in range(600)),
         *(line("198.51.3.7", 12 + n, f"/deep/{n}", agent="Scraper") for n in range(30)),
@@ -374,6 +376,10 @@ def test_who_is_over_a_limit_is_an_offender(guarded):
     assert found[0][2] == (START + timedelta(seconds=12 + 30)).replace(tzinfo=None)
     ((evidence,),) = guarded.rows("SELECT evidence FROM offenders WHERE target = '192.0.2.0/24'")
     assert evidence.startswith("600 requests in 10 s from 2026-03-02T12:00:10 by 200 addresses")
+    sites = guarded.rows(
+        "SELECT site, address, count(*) FROM requests WHERE site <> '-' GROUP BY 1, 2"
+    )
+    assert sites == [("www.example.org", "203.0.113.5", 100)]
     waiting = guarded.rows("SELECT target FROM waiting")
     assert len(waiting) == 4
     assert guarded.rows("SELECT count(*) FROM block_list") == [(0,)]

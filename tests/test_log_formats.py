@@ -191,7 +191,7 @@ def written(format, row, zone="+0530"):
 # --- a plain parser of the combined formats, to compare with on random text ---
 
 PLAIN = re.compile(
-    r"(?:(\S+):\d+ )?(\S+) \S+ (\S+) \[(\d\d)/(\w{3})/([12]\d{3}):(\d\d):(\d\d):(\d\d) ([+-])(\d\d)(\d\d)\] "
+    r"(?:(\S+?)(?::\d+ | (?=\S*[.:])))?(\S+) \S+ (\S+) \[(\d\d)/(\w{3})/([12]\d{3}):(\d\d):(\d\d):(\d\d) ([+-])(\d\d)(\d\d)\] "
     r'"((?:[^"\\\n]|\\[^\n\r\x85\u2028\u2029])*)" (\d{3}) (-?\d+|-)'
     r'(?: "((?:[^"\\\n]|\\[^\n\r\x85\u2028\u2029])*)" "((?:[^"\\\n]|\\[^\n\r\x85\u2028\u2029])*)")?\r?',
     re.ASCII,
@@ -434,6 +434,20 @@ def test_no_line_makes_a_format_fail(format, parsed):
 
 
 STAMP = "[01/Mar/2026:10:00:00 +0000]"
+SITES = {
+    "a.example 192.0.2.1 - -": ("a.example", "192.0.2.1", None),
+    "A.example ::1 - ann": ("a.example", "::1", "ann"),
+    "default www.client.example - -": ("default", "www.client.example", None),
+    "[::1] 192.0.2.1 - -": ("[::1]", "192.0.2.1", None),
+    "a.example:80 client - -": ("a.example", "client", None),
+    "192.0.2.1 - -": ("-", "192.0.2.1", None),
+    "::1 - -": ("-", "::1", None),
+    "192.0.2.1 id.example ann": ("-", "192.0.2.1", "ann"),
+    "192.0.2.1 - ann 192.0.2.2": None,  # a login with a space
+    "192.0.2.1 - 192.0.2.2 -": None,
+    "a.example client - -": None,
+    "a.example 192.0.2.1 - ann lee": None,
+}
 MEASURED = {
     "combined": f'192.0.2.1 - - {STAMP} "GET / HTTP/1.1" 200 SIZE',
     "caddy": '{"ts":1772000000,"request":{"remote_ip":"::1","uri":"/"},"status":200,"size":SIZE,"duration":TOOK}',
@@ -443,6 +457,17 @@ MEASURED = {
     "%h %t %>s %B %D": f"::1 {STAMP} 200 SIZE TOOK",
     "#Fields: date time c-ip sc-status sc-bytes time-taken": "2026-03-01 10:00:00 ::1 200 SIZE TOOK",
 }
+
+
+@pytest.mark.spark
+def test_a_site_needs_no_port(parsed):
+    lines = [f'{start} {STAMP} "GET / HTTP/1.1" 200 1' for start in SITES]
+    for (start, read), (_, row) in zip(
+        SITES.items(), sorted(parsed("combined", lines).items()), strict=True
+    ):
+        found = (row.site, row.host, row.user) if row.ts else None
+        assert found == read, start
+    assert detect(lines[:1]).name == "combined"
 
 
 @pytest.mark.spark

@@ -32,7 +32,7 @@
 --
 -- No line, whatever it holds, makes a view fail.
 
--- The well-formed requests. common, combined and vhost_combined formats, with an optional time that the
+-- The well-formed requests. common, combined and vhost_combined formats, the site with or without a port, with an optional time that the
 -- request took, in seconds, at the end. The quantifiers inside quotes are possessive: a line of any
 -- length is matched in linear time. A line that is dated more than 5 minutes after it was read is left out, as its clock
 -- was wrong. seen_at: its time, but not later than it was read, so that no block is longer than the rule says.
@@ -72,7 +72,7 @@ FROM (
   FROM (
     SELECT read_at, split(regexp_replace(
       value,
-      r'^(?:(\S+):\d+ )?(?i:::ffff:(?=[\d.]+ ))?(\S+) (\S+) (\S+) \[(\d\d/\w{3}/[12]\d{3}:\d\d:\d\d:\d\d [+-]\d{4})\] "([^"\\\n]*+(?:\\.[^"\\\n]*+)*+)" (\d{3}) (-?\d++|-)(?: "([^"\\\n]*+(?:\\.[^"\\\n]*+)*+)" "([^"\\\n]*+(?:\\.[^"\\\n]*+)*+)")?(?: (\d{1,9}(?:\.\d{1,9})?))?\r?\z|(?s)^.*\z',
+      r'^(?:(\S+?)(?::\d+ | (?=\S*[.:])))?(?i:::ffff:(?=[\d.]+ ))?(\S+) (\S+) (\S+) \[(\d\d/\w{3}/[12]\d{3}:\d\d:\d\d:\d\d [+-]\d{4})\] "([^"\\\n]*+(?:\\.[^"\\\n]*+)*+)" (\d{3}) (-?\d++|-)(?: "([^"\\\n]*+(?:\\.[^"\\\n]*+)*+)" "([^"\\\n]*+(?:\\.[^"\\\n]*+)*+)")?(?: (\d{1,9}(?:\.\d{1,9})?))?\r?\z|(?s)^.*\z',
       '$1\n$2\n$3\n$4\n$5\n$6\n$7\n$8\n$9\n$10\n$11'
     ), '\n') AS f
     FROM log_lines

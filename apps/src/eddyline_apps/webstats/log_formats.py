@@ -46,10 +46,11 @@ LIMIT = 10**12
 
 STAMP = r"\d\d/\w{3}/[12]\d{3}:\d\d:\d\d:\d\d [+-]\d{4}"
 COMBINED_PATTERN = (
-    rf"(?:(\S+):\d+ )?(\S+) \S+ (\S+) \[({STAMP})\] "
+    rf"(?:(\S+?)(?::\d+ | (?=\S*[.:])))?(\S+) \S+ (\S+) \[({STAMP})\] "
     rf'"({QUOTED})" (\d{{3}}) ({NUMBER}|-)(?: "({QUOTED})" "({QUOTED})")?'
 )
-"""common, combined and vhost_combined at once. Possessive quantifiers keep it linear."""
+"""common, combined and vhost_combined at once. Possessive quantifiers keep it linear. A first column without a port is a site if
+an address or a name with a dot is after it, and one column more than usual: not so for a login with a space in it."""
 COMBINED_FIELDS = (
     "site", "host", "user", "time", "request", "status", "bytes", "referer", "agent",
 )  # fmt: skip
