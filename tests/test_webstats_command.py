@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from pyspark.sql import Row
 
 from eddyline.cli.output import Output
 from eddyline.errors import EddylineError
@@ -63,6 +64,26 @@ def test_epochs_that_have_read_lines_are_reported(capsys):
     found = json.loads(event)
     assert [found[name] for name in ("event", "epoch", "lines")] == ["epoch", 7, 1200]
     assert found["seconds"] == {"run": 0.5, "commit": 0.25}
+
+
+def test_a_long_host_is_cut_in_the_table_and_whole_for_programs(capsys):
+    site = "a" * 3000
+
+    class Rows:
+        def sql(self, query):
+            return self
+
+        def collect(self):
+            return [Row(**{name: site if name == "site" else 1 for name in command.DAYS})]
+
+        def first(self):
+            return (0,)
+
+    for form in ("table", "json"):
+        command._report_days(Rows(), Output(form))
+    *table, _, day, _ = capsys.readouterr().out.splitlines()
+    assert max(map(len, table)) < 200
+    assert json.loads(day)["site"] == site
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from eddyline.arguments import check_number, wrong_argument
 from eddyline.cli.output import Output, add_format, show_report
+from eddyline.cli.text import shorten
 from eddyline.errors import DataError, StateGrowthWarning, StorageError
 from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import Producer
@@ -440,7 +441,8 @@ def _report_days(engine: Engine, out: Output) -> None:
         f"SELECT {', '.join(DAYS)} FROM daily_statistics WHERE NOT is_bot "
         f"ORDER BY day DESC, site LIMIT {DAYS_SHOWN_MAX}"
     ).collect()
-    out.table("day", DAYS, [row.asDict() for row in reversed(rows)])
+    days = [row.asDict() for row in reversed(rows)]
+    out.table("day", DAYS, days, words={"site": shorten})  # a client can send a host of any length
     (malformed,) = engine.sql("SELECT malformed FROM malformed_count").first() or (0,)
     text = f"{malformed:,} malformed lines, kept in malformed_lines"
     out.say(text, "malformed", malformed=malformed)
