@@ -470,13 +470,17 @@ def test_decisions_by_hand_win_over_the_rules(guarded, tmp_path):
     guarded.settle(guard, 98)
     assert guard.targets == ["198.18.0.0/16"]  # the network is still allowed
     assert guarded.settle(guard, 102)[0] == ["203.0.113.5"]  # and now the rule counts again
+    decide(guarded, "block", "198.19.0.0/16", "1 s", 102)  # while no guard runs
     guard = Guard(guarded.engine, configured(tmp_path))
-    assert sorted(guard.targets) == ["198.18.0.0/16", "203.0.113.5"]
+    assert sorted(guard.targets) == ["198.18.0.0/16", "198.19.0.0/16", "203.0.113.5"]
+    assert [one.target for one in guard.decided()] == ["198.19.0.0/16"]  # the others were told
+    guarded.settle(guard, 103)
     assert guard.active
     assert guarded.rows("SELECT action, target FROM decisions ORDER BY at, action") == [
         ("allow", "203.0.113.0/28"),
         ("block", "198.18.0.0/16"),
         ("block", "203.0.113.5"),
+        ("block", "198.19.0.0/16"),
     ]
     with pytest.raises(DataError, match=r"overlaps with 203\.0\.113\.64/26 of the allow-list"):
         decide(guarded, "block", "203.0.113.70", "1 h", 103)

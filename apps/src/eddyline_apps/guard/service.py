@@ -104,6 +104,7 @@ class Guard:
             else None
         )
         self._tables, self.views = create(engine, views(text))
+        self._by_hand = self._decisions()  # as of the last epoch: these were returned before
         self._configure()
         engine.advance()  # what was written before a crash counts
         rows = engine.sql("SELECT target, since FROM admissions ORDER BY since").collect()
@@ -112,7 +113,6 @@ class Guard:
         }
         self._admissions = deque(self._admitted.values())  # times, for the limit of a minute
         self._listed: set[str] = set()
-        self._by_hand: set[tuple[str, ...]] = set()
         self._files: Mapping[str, Known] = {}
         self._quiet: set[tuple[str, ...]] = set()
         self._history_cut: datetime | None = None
@@ -355,13 +355,16 @@ class Guard:
         return gone
 
     def decided(self) -> list[Decided]:
-        """Return the decisions by hand that count and weren't returned before."""
-        found = set()
-        if "by_hand" in self.views:  # views of the user's own may do without
-            found = set(self._rows("by_hand", "target", "action", "who", "reason", "until"))
+        """Return the decisions by hand that count and weren't returned before, also by an earlier guard."""
+        found = self._decisions()
         new = sorted(found - self._by_hand)
         self._by_hand = found
         return [Decided(*row) for row in new]
+
+    def _decisions(self) -> set[tuple[str, ...]]:
+        if "by_hand" not in self.views:  # views of the user's own may do without
+            return set()
+        return set(self._rows("by_hand", "target", "action", "who", "reason", "until"))
 
     @property
     def active(self) -> bool:
