@@ -109,6 +109,8 @@ def test_the_optimising_compiler_comes_behind_all_else(
         "    for task in pathlib.Path(f'/proc/{jvm}/task').iterdir():\n"
         "        nice = os.getpriority(os.PRIO_PROCESS, int(task.name))\n"
         "        print(nice, (task / 'comm').read_text().strip())\n"
+        "    given = pathlib.Path(f'/proc/{jvm}/cmdline').read_text().split('\\0')\n"
+        "    print(sum(one.startswith('-XX:Tier4') for one in given), file=sys.stderr)\n"
     )
     monkeypatch.delenv("PYSPARK_SUBMIT_ARGS")  # by which tests have no such compiler
     done = subprocess.run(
@@ -123,6 +125,7 @@ def test_the_optimising_compiler_comes_behind_all_else(
     assert {name for nice, name in found if int(nice) == own} > {"java", "C1 CompilerThre"}
     assert any(name.startswith("C2 Comp") for name in behind)
     assert all("CompilerThre" in name for name in behind)
+    assert done.stderr.split()[-1] == "4"  # thresholds, which the JVM takes
 
 
 def test_settings_of_the_file_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

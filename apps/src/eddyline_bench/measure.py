@@ -20,6 +20,7 @@ import polars as pl
 from pyspark.sql import SparkSession
 
 from eddyline.errors import EngineError
+from eddyline.spark.jvm import compiler_options, java_settings, start_jvm
 from eddyline.spark.processes import process_tree, tree_cpu_seconds
 from eddyline.spark.session import CODE_CACHE, CODE_CACHE_ENTRIES
 
@@ -163,12 +164,13 @@ def bench_session(cores: int) -> Iterator[SparkSession]:
         return
     # Workers must use the same Python interpreter.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # as for sessions that an engine starts
+    start_jvm({"spark.driver.memory": "3g"} | java_settings(compiler_options()))
     spark = (
         SparkSession.builder.master(f"local[{cores}]")
         .appName("eddyline bench")
         .config("spark.sql.shuffle.partitions", cores)
         .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.driver.memory", "3g")
         .config("spark.python.unix.domain.socket.enabled", True)
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")

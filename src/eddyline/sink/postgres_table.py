@@ -197,7 +197,8 @@ class SinkTable:
     def _failed(self, what: str, error: Any) -> Exception:
         """Return SINK_FAILED with the server's reason; the error itself if the connection is lost."""
         if error.sqlstate is None:
-            return error  # type: ignore[no-any-return]
+            lost: Exception = error
+            return lost
         reason = filter(None, (error.diag.message_primary, error.diag.message_detail))
         return sink_failed(self._target, f"{what}: {' '.join('; '.join(reason).split())}")
 

@@ -26,6 +26,13 @@ _ENDING_S = 0.5
 """A JVM that is being killed closes its connections shortly before its process has ended."""
 _BEHIND = 10
 """What the optimising compiler has more of niceness than other threads: beside busy ones it gets a tenth of a core."""
+_THRESHOLDS = {
+    "InvocationThreshold": 5_000,
+    "MinInvocationThreshold": 600,
+    "CompileThreshold": 15_000,
+    "BackEdgeThreshold": 40_000,
+}
+_RARER = 40
 _INCUBATOR = b"WARNING: Using incubator modules: jdk.incubator.vector"
 
 
@@ -39,6 +46,15 @@ def logging_options() -> str:
     if any((_conf_folder() / f"log4j2.{kind}").exists() for kind in kinds):
         return ""
     return f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"
+
+
+def compiler_options() -> str:
+    """Return the options by which the optimising compiler leaves alone what runs for a short time only.
+
+    Its thresholds are those of Java, times `_RARER`. What works on rows passes them within an epoch; what plans views and
+    compiles their code doesn't, and half of the compiler's work of the first minutes was for that.
+    """
+    return " ".join(f"-XX:Tier4{name}={_RARER * usual}" for name, usual in _THRESHOLDS.items())
 
 
 def java_settings(*options: str) -> dict[str, str]:

@@ -21,7 +21,13 @@ from pyspark.sql.types import StructType
 
 from eddyline.errors import EngineError
 from eddyline.spark.class_archive import archive_options
-from eddyline.spark.jvm import given_settings, java_settings, logging_options, start_jvm
+from eddyline.spark.jvm import (
+    compiler_options,
+    given_settings,
+    java_settings,
+    logging_options,
+    start_jvm,
+)
 from eddyline.spark.scala import scala_of
 
 ZONE = "spark.sql.session.timeZone"
@@ -124,7 +130,7 @@ def local_session(zone: str = "", fixed: Mapping[str, str] | None = None) -> Spa
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
     given = given_settings()
-    java = java_settings(logging_options(), archive_options())
+    java = java_settings(logging_options(), compiler_options(), archive_options())
     # another Python may lack this package, which is an error of its own
     same = os.environ["PYSPARK_PYTHON"] == sys.executable
     daemon = {WORKER_DAEMON: "eddyline.spark.worker_daemon"} if same else {}
