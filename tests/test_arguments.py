@@ -49,7 +49,6 @@ WRONG: list[Any] = [
     b"",
     True,
     "\0",
-    "\ud800",
     [1.5],
     [None],
 ]
@@ -371,6 +370,16 @@ def test_engine_methods(engine: el.Engine, tmp_path: Path) -> None:
                 if not raises_clearly(lambda m=method, g=given: m(**g), parameter):
                     silent.append((name, parameter, value))
     assert silent == [], str(silent)
+
+
+@pytest.mark.spark
+def test_texts_that_are_no_unicode_are_refused(engine: el.Engine) -> None:
+    given = "SELECT 1 AS \ud800"
+    calls = (engine.sql, engine.execute, engine.explain, lambda text: engine.view("new", text))
+    for call in calls:
+        with pytest.raises(EddylineError, match="half of a surrogate pair") as error:
+            call(given)
+        assert error.value.condition == "BAD_OPTION"
 
 
 @pytest.mark.spark

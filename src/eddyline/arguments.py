@@ -77,8 +77,7 @@ def checked(cls: type[Class]) -> type[Class]:
     for name, function in list(vars(cls).items()):
         own_init = name == "__init__" and not is_dataclass(cls)
         if inspect.isfunction(function) and (own_init or not name.startswith("_")):
-            shown = cls.__name__ if own_init else f"{cls.__name__}.{name}"
-            setattr(cls, name, _checking(function, shown))
+            setattr(cls, name, _checking(function, "" if own_init else f".{name}"))
     return cls
 
 
@@ -87,7 +86,7 @@ def wrong_argument(what: str, value: object, hint: str) -> EngineError:
     return EngineError(f"{what} is {reprlib.repr(value)}", condition="BAD_OPTION", hint=hint)
 
 
-def _checking(function: Callable[..., Any], shown: str) -> Callable[..., Any]:
+def _checking(function: Callable[..., Any], method: str) -> Callable[..., Any]:
     signature = inspect.signature(function)
     hints = functools.cache(lambda: typing.get_type_hints(function))  # may name later classes
 
@@ -99,9 +98,8 @@ def _checking(function: Callable[..., Any], shown: str) -> Callable[..., Any]:
             return function(*args, **named)  # Python's own error names the argument
         for name, value in given.items():
             if not _fits(value, hint := hints().get(name, Any)):
-                raise wrong_argument(f"{name} of {shown}", value, f"give {_text(hint)}")
-            if isinstance(value, str):
-                check_text(f"{name} of {shown}", value)
+                what = f"{name} of {type(args[0]).__name__}{method}"
+                raise wrong_argument(what, value, f"give {_text(hint)}")
         return function(*args, **named)
 
     return call

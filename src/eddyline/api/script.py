@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from eddyline.arguments import check_text
 from eddyline.errors import EddylineError, QueryError
 from eddyline.spark.failures import query_errors
 from eddyline.sql.dialect import remove_emit_final
@@ -201,6 +202,7 @@ def run_script(engine: ScriptEngine, text: str) -> DataFrame | None:
     """
     last: DataFrame | None = None
     written = False
+    check_text("the script", text)
     for statement in parse_script(text):
         try:
             if isinstance(statement, CreateTableAs | Insert | Delete | Update | Merge):

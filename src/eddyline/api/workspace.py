@@ -22,6 +22,7 @@ from eddyline.answers.status import bucket_count
 from eddyline.api import drafts
 from eddyline.api.column_defaults import checked_defaults, warn_without_rules
 from eddyline.api.formats import FORMATS
+from eddyline.arguments import check_text
 from eddyline.catalog.catalog import Catalog
 from eddyline.catalog.entries import KEPT_OUT, MAX_AHEAD, TABLE, VIEW, Entry
 from eddyline.catalog.expectations import new_kept_out
@@ -259,7 +260,11 @@ class Workspace:
 
         Args:
             catalog: has the columns of the relations; None for the current one.
+
+        Raises:
+            EngineError: BAD_OPTION: it is no text that Spark can get. QueryError: WINDOWING is wrong.
         """
+        check_text("the query", query)
         if "windowing" not in query.lower():
             return query
         read = possible_relations(query)
