@@ -32,7 +32,7 @@ _THRESHOLDS = {
     "CompileThreshold": 15_000,
     "BackEdgeThreshold": 40_000,
 }
-_RARER = 40
+_RARER = 10
 _INCUBATOR = b"WARNING: Using incubator modules: jdk.incubator.vector"
 
 
