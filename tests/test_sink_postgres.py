@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 import psycopg
@@ -24,12 +23,11 @@ from pyspark.sql import types as t
 
 from eddyline.changes import Epoch
 from eddyline.errors import CatalogError, EddylineError, EngineError, StateError
-from eddyline.sink import base, postgres, postgres_rows, postgres_text, rows
+from eddyline.sink import base, postgres, postgres_rows, postgres_table, postgres_text, rows
 from eddyline.sink.base import Sink, Target
 from eddyline.sink.postgres import PostgresFormat
-from eddyline.sink.postgres_text import csv_rows
 from eddyline_apps.postgres import Server
-from postgres import PASSWORD, server
+from postgres import PASSWORD, empty_database, server, without_password
 from sink_cases import (
     COLUMNS,
     SCHEMA,
@@ -57,15 +55,7 @@ def running() -> Iterator[Server]:
 @pytest.fixture
 def url(running: Server) -> str:
     """Provide the URL of an empty database."""
-    with psycopg.connect(running.url, autocommit=True) as admin:
-        admin.execute("DROP DATABASE IF EXISTS one WITH (FORCE)")
-        admin.execute("CREATE DATABASE one")
-    return running.url.rsplit("/", 1)[0] + "/one"
-
-
-def without_password(url: str) -> str:
-    parts = urlsplit(url)
-    return parts._replace(netloc=f"{parts.username}@{parts.hostname}:{parts.port}").geturl()
+    return empty_database(running)
 
 
 def opened(target: Target, url: str, **options: str) -> Sink:
@@ -184,26 +174,6 @@ def test_names_with_percent_signs(url: str) -> None:
     sink.deliver(Epoch(1), Epoch(2), small(a=-1, ccc=1).rename_columns(given))
     assert sink.committed() == 2
     assert sorted(run(url, 'SELECT "100%" FROM "100%s"."%t"')) == [("bb",), ("ccc",)]
-
-
-def test_values_as_text() -> None:
-    nested = pa.array([[{"a": 'x"\n\\'}, None], None, []], pa.list_(pa.struct({"a": pa.string()})))
-    rows = pa.table({"n": nested, "i": pa.array([1500000, None, -1], pa.duration("us"))})
-    assert csv_rows(rows).decode().split("\n") == [
-        r'''"[{""a"":""x\""\u000a\\""},null]","1500000 us"''', ",", '"[]","-1 us"', "",
-    ]  # fmt: skip
-    assert csv_rows(rows.slice(2)).decode() == '"[]","-1 us"\n'
-    days = pa.array([0, 14_000_000, None], pa.int32()).view(pa.date32())
-    listed = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), days)
-    moments = pa.array([0, None, 10**18], pa.int64()).view(pa.timestamp("us", "UTC"))
-    far = pa.table({"day": days, "days": listed, "moment": moments, "x": [float("inf"), None, 0.5]})
-    assert csv_rows(far).decode().split("\n") == [
-        '"1970-01-01","[""1970-01-01""]","1970-01-01 00:00:00.000000","inf"',
-        '"40300-09-13","[""+40300-09-13""]",,',
-        ',"[null]","33658-09-27 01:46:40.000000","0.5"',
-        "",
-    ]
-    assert csv_rows(pa.table({"x": pa.array([[float("-inf")]])})).decode() == '"[""-Infinity""]"\n'
 
 
 def test_far_times(url: str) -> None:
@@ -374,7 +344,7 @@ def test_a_dropped_table_is_a_target_without_an_epoch(url: str) -> None:
 
 
 def test_examples() -> None:
-    for module in (base, postgres, postgres_text, rows):
+    for module in (base, postgres, postgres_table, postgres_text, rows):
         assert doctest.testmod(module).failed == 0
 
 

@@ -19,7 +19,7 @@ from eddyline.sink.postgres import PostgresFormat
 from eddyline.sink.rows import difference
 from eddyline.spark.schema import arrow_schema
 from eddyline_apps.postgres import Server
-from postgres import PASSWORD, server
+from postgres import PASSWORD, empty_database, server, without_password
 from sink_cases import Letters
 from waiting import until
 
@@ -46,21 +46,13 @@ def running() -> Iterator[Server]:
 @pytest.fixture
 def url(running: Server) -> str:
     """Provide the URL of an empty database."""
-    with psycopg.connect(running.url, autocommit=True) as admin:
-        admin.execute("DROP DATABASE IF EXISTS one WITH (FORCE)")
-        admin.execute("CREATE DATABASE one")
-    return running.url.rsplit("/", 1)[0] + "/one"
+    return empty_database(running)
 
 
 def run(url: str, statement: str) -> list[Any]:
     with psycopg.connect(url, autocommit=True) as made:
         cursor = made.execute(statement.encode())
         return cursor.fetchall() if cursor.description else []
-
-
-def without_password(url: str) -> str:
-    parts = urlsplit(url)
-    return parts._replace(netloc=f"{parts.username}@{parts.hostname}:{parts.port}").geturl()
 
 
 class View:

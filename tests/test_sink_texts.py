@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from eddyline.sink import texts
 from eddyline.sink.files import write_csv
 from eddyline.sink.json_rows import json_values
+from eddyline.sink.postgres_text import csv_rows
 
 INT32, INT64 = np.iinfo(np.int32), np.iinfo(np.int64)
 
@@ -84,6 +85,26 @@ def test_spark_reads_what_csv_holds(tmp_path: Path, spark: SparkSession) -> None
     assert [row[4] for row in shown] == [row[3] for row in shown]
     assert [row[1] for row in shown] == [row[2] for row in shown]
     assert shown[3][2] == "+65347-06-24 03:33:20"
+
+
+def test_values_as_postgres_reads_them() -> None:
+    nested = pa.array([[{"a": 'x"\n\\'}, None], None, []], pa.list_(pa.struct({"a": pa.string()})))
+    rows = pa.table({"n": nested, "i": pa.array([1500000, None, -1], pa.duration("us"))})
+    assert csv_rows(rows).decode().split("\n") == [
+        r'''"[{""a"":""x\""\u000a\\""},null]","1500000 us"''', ",", '"[]","-1 us"', "",
+    ]  # fmt: skip
+    assert csv_rows(rows.slice(2)).decode() == '"[]","-1 us"\n'
+    days = pa.array([0, 14_000_000, None], pa.int32()).view(pa.date32())
+    listed = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), days)
+    moments = pa.array([0, None, 10**18], pa.int64()).view(pa.timestamp("us", "UTC"))
+    far = pa.table({"day": days, "days": listed, "moment": moments, "x": [float("inf"), None, 0.5]})
+    assert csv_rows(far).decode().split("\n") == [
+        '"1970-01-01","[""1970-01-01""]","1970-01-01 00:00:00.000000","inf"',
+        '"40300-09-13","[""+40300-09-13""]",,',
+        ',"[null]","33658-09-27 01:46:40.000000","0.5"',
+        "",
+    ]
+    assert csv_rows(pa.table({"x": pa.array([[float("-inf")]])})).decode() == '"[""-Infinity""]"\n'
 
 
 def test_examples_in_docstrings() -> None:

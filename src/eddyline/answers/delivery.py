@@ -190,7 +190,7 @@ class Delivery:
         self._found_by = ""
         if isinstance(sink, FindsRows):
             by = sink.found_by
-            self._found_by = _NOT if by is None else json.dumps(sorted(by))
+            self._found_by = json.dumps(None if by is None else sorted(by))
 
     def abandon(self) -> None:
         """End `run` without waiting for it: once this has returned, the cursor isn't written any more."""

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 
 from eddyline.answers.answer import QueryAnswer, csv_text
 from eddyline.answers.questions import Question
-from eddyline.arguments import check_text, wrong_argument
+from eddyline.arguments import wrong_argument
 from eddyline.console.guard import failure, limited_body
 from eddyline.console.observer import Observer
 from eddyline.errors import EddylineError, QueryError
@@ -174,7 +174,6 @@ class Queries:
         self, request: Request, text: str, use: Callable[[QueryAnswer, bool], T], rows_max: int
     ) -> T:
         """Answer a query with at most one row more than `rows_max`; return what a function makes of the answer."""
-        check_text("sql", text)
 
         def look() -> tuple[T] | None:
             answer = self._observer.quick(text, rows_max + 1)

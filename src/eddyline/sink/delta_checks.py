@@ -16,6 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from eddyline.sink.texts import far_places
+
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
@@ -70,10 +72,9 @@ def violations(
     if not rows.num_rows:
         return found
     schema = pa.schema(table.schema().to_arrow())
-    written = np.ones(rows.num_rows, np.bool_)
     for name, at in far_dates(rows):
-        written[at] = False
         found[at] = f"the column {name} has a date outside of the years -262143 to 262142"
+    written = pc.is_null(pa.array(found, pa.string()))
     if whole:
         for field in schema:
             if field.name not in rows.column_names:
@@ -87,7 +88,7 @@ def violations(
         return found
     rows = rows.append_column(_PLACE, pa.array(np.arange(rows.num_rows)))
     with TemporaryDirectory(prefix="eddyline-") as folder:
-        deltalake.write_deltalake(folder, rows.filter(pa.array(written)))
+        deltalake.write_deltalake(folder, rows.filter(written))
         asked = deltalake.QueryBuilder().register("written", deltalake.DeltaTable(folder))
         for check in checks:
             query = f"SELECT {_PLACE} FROM written WHERE ({check.expression}) IS NOT TRUE"
@@ -128,9 +129,8 @@ def _far(values: pa.Array) -> npt.NDArray[np.int64]:
     """Return the places of values with a far date in them."""
     kind = values.type
     if pa.types.is_date32(kind):
-        days = values.cast(pa.int32())
-        far = pc.or_(pc.less(days, FIRST_DATE), pc.greater(days, LAST_DATE))
-        return np.flatnonzero(far.fill_null(False).to_numpy(zero_copy_only=False))
+        far = far_places(values, (FIRST_DATE, LAST_DATE))
+        return np.flatnonzero([] if far is None else far.to_numpy(zero_copy_only=False))
     if pa.types.is_struct(kind):
         inner = [_far(pc.struct_field(values, [place])) for place in range(kind.num_fields)]
     elif pa.types.is_list(kind):

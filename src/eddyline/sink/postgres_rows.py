@@ -9,7 +9,7 @@ import polars as pl
 import pyarrow as pa
 
 from eddyline.sink.base import REFUSED_MIN, Target, sink_failed, target_lacks
-from eddyline.sink.postgres_table import spelling
+from eddyline.sink.postgres_table import columns_of, spelling
 from eddyline.sink.postgres_text import csv_rows
 
 if TYPE_CHECKING:
@@ -49,13 +49,10 @@ class Writer:
         self._taken = self._refused = self._since_truncate = self._loads = 0
         self._key, self._by_key = key or (), key is not None
         sql = self._sql = psycopg.sql
-        there = spelling(connection, table)
-        self._spelled = {}
+        self._spelled = spelling(columns_of(connection, table), self._columns)
         for column in self._columns:
-            name = there.get(column) or there.get(column.lower())
-            if name is None:
+            if column not in self._spelled:
                 raise target_lacks(target, place, column)
-            self._spelled[column] = name
         self._name = {column: sql.Identifier(name) for column, name in self._spelled.items()}
         self._all = sql.SQL(", ").join(self._name.values())
         self._loaded, self._taken_out = sql.Identifier(_LOADED), sql.Identifier(_TAKEN_OUT)

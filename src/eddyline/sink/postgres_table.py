@@ -6,6 +6,7 @@ sink may alter these; what has no such comment, or another type by now, is someb
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from eddyline.sink.base import Target, sink_failed
@@ -63,30 +64,41 @@ class SinkTable:
         Args:
             new: whether this is the first delivery: the index is then created if there is none.
         """
-        unfit = self._unfit_indexes()
+        held = columns_of(self._connection, self._table)
+        # columns that are missing get the view's names
+        spelled = {name: name for name in self._kinds} | spelling(held, self._kinds)
+        key = None if self._key is None else [spelled[name] for name in self._key]
+        unfit = [
+            index for index, over in self._own_indexes().items() if key is None or over != set(key)
+        ]
         for index in unfit:
             self._drop(index)
-        retyped = self._fit_columns()
-        if self._key is not None and (new or unfit or retyped.intersection(self._key)):
-            self._create_index()
+        retyped = self._fit_columns(held, spelled)
+        if key is not None and (new or unfit or retyped.intersection(key)):
+            self._create_index(key)
 
-    def _fit_columns(self) -> set[str]:
-        """Add columns that the table lacks, and give those of the sink the view's types; return the latter."""
+    def _fit_columns(
+        self, held: Mapping[str, tuple[str, str]], spelled: Mapping[str, str]
+    ) -> set[str]:
+        """Add columns that the table lacks, and give those of the sink the view's types; return the latter.
+
+        Args:
+            held: the table's columns, see `columns_of`.
+            spelled: by name in the view that in the table.
+        """
         retyped = set()
-        held = self._columns()
-        spelled = spelling(self._connection, self._table)
         for column, kind in self._kinds.items():
-            name = spelled.get(column) or spelled.get(column.lower())
-            if name is None:
+            name = spelled[column]
+            if name not in held:
                 add = "ALTER TABLE {table} ADD COLUMN {column} {kind}"
-                self._run(add, column=self._sql.Identifier(column), kind=self._sql.SQL(kind))
-                self._mark_column(column, kind)
+                self._run(add, column=self._sql.Identifier(name), kind=self._sql.SQL(kind))
+                self._mark_column(name, kind)
                 continue
             found, comment = held[name]
             made = comment.rpartition(": ")[2] if comment.startswith(_MADE) else ""
             if made and made != kind and _plain(made) == _plain(found):
                 self._retype(name, kind)
-                retyped.add(column)
+                retyped.add(name)
         return retyped
 
     def _retype(self, name: str, kind: str) -> None:
@@ -107,85 +119,69 @@ class SinkTable:
                 raise self._failed(what, error) from None
         self._mark_column(name, kind)
 
-    def _unfit_indexes(self) -> list[str]:
-        """Return the indexes that a sink has made over other columns than those of the key."""
-        spelled = spelling(self._connection, self._table)
-        wanted = {spelled.get(name) or spelled.get(name.lower()) for name in self._key or ()}
-        found = self._connection.execute(
-            "SELECT indexrelid::regclass::text, ARRAY(SELECT attname::text FROM pg_attribute "
-            "WHERE attrelid = indrelid AND attnum = ANY(indkey)) FROM pg_index "
-            "WHERE indrelid = to_regclass(%s) AND starts_with(obj_description(indexrelid, 'pg_class'), %s)",
-            [self._table.as_string(self._connection), _MADE],
-        ).fetchall()
-        return [index for index, names in found if self._key is None or set(names) != wanted]
-
     def _drop(self, index: str) -> None:
         try:
             self._run("DROP INDEX {index}", index=self._sql.SQL(index))
         except self._psycopg.Error as error:
             raise self._failed(f"index {index} can't be dropped", error) from None
 
-    def _create_index(self) -> None:
+    def _create_index(self, key: Sequence[str]) -> None:
         """Create a unique index over the key if there is none and the user may; rows that it refuses are deleted.
 
         It only makes deliveries faster. Deleted rows whose values are too large for it still prevent it.
         """
-        for last in (False, True):
-            try:
-                with self._connection.transaction():  # a savepoint
-                    self._add_index()
-            except self._psycopg.errors.InsufficientPrivilege:
-                return
-            except self._psycopg.Error as error:
-                kind = (error.sqlstate or "")[:2]
-                if kind not in (*_DATA, _LIMITS) or (last and kind != _LIMITS):
-                    raise
-                if not last:
-                    self.clear()  # they were rows of a view with another key
-            else:
-                return
+        if not self._index(key):
+            self.clear()  # they were rows of a view with another key
+            self._index(key)
 
-    def _add_index(self) -> None:
+    def _index(self, key: Sequence[str]) -> bool:
+        """Create the index, as far as the user may; return whether no row prevents it."""
+        try:
+            with self._connection.transaction():  # a savepoint
+                self._add_index(key)
+        except self._psycopg.errors.InsufficientPrivilege:
+            pass
+        except self._psycopg.Error as error:
+            if (error.sqlstate or "")[:2] not in (*_DATA, _LIMITS):
+                raise
+            return False
+        return True
+
+    def _add_index(self, key: Sequence[str]) -> None:
         sql = self._sql
-        names = self._spelled_key()
         before = self._unique_indexes()
-        if names and set(names) in before.values():
+        if key and set(key) in before.values():
             return
-        columns = sql.SQL(", ").join(map(sql.Identifier, names))
+        columns = sql.SQL(", ").join(map(sql.Identifier, key))
         nulls = "NULLS NOT DISTINCT" if self._connection.info.server_version >= 150000 else ""
         self._run(
             "CREATE UNIQUE INDEX ON {table} ({columns}) " + nulls,
-            columns=columns if names else sql.SQL("(true)"),
+            columns=columns if key else sql.SQL("(true)"),
         )
         comment = sql.Literal(_MADE + self._target.name)
         for index, over in self._unique_indexes().items():
-            if index not in before and over == set(names):
+            if index not in before and over == set(key):
                 comment_on = "COMMENT ON INDEX {index} IS {comment}"
                 self._run(comment_on, index=sql.SQL(index), comment=comment)
 
-    def _spelled_key(self) -> list[str]:
-        spelled = spelling(self._connection, self._table)
-        return [spelled.get(name) or spelled[name.lower()] for name in self._key or ()]
+    def _own_indexes(self) -> dict[str, set[str]]:
+        """Return the names of the columns of each index that a sink has made."""
+        return self._indexes("starts_with(obj_description(indexrelid, 'pg_class'), %s)", _MADE)
 
     def _unique_indexes(self) -> dict[str, set[str]]:
         """Return the names of the columns of each unique index over all rows."""
+        return self._indexes(
+            "indisunique AND indpred IS NULL AND (indexprs IS NULL OR indnatts = 1 AND indkey[0] = 0)"
+        )
+
+    def _indexes(self, condition: str, *values: str) -> dict[str, set[str]]:
         found = self._connection.execute(
-            "SELECT indexrelid::regclass::text, ARRAY(SELECT attname::text FROM pg_attribute "
-            "WHERE attrelid = indrelid AND attnum = ANY(indkey)) FROM pg_index "
-            "WHERE indrelid = to_regclass(%s) AND indisunique AND indpred IS NULL "
-            "AND (indexprs IS NULL OR indnatts = 1 AND indkey[0] = 0)",
-            [self._table.as_string(self._connection)],
+            b"SELECT indexrelid::regclass::text, ARRAY(SELECT attname::text FROM pg_attribute "
+            b"WHERE attrelid = indrelid AND attnum = ANY(indkey)) FROM pg_index "
+            b"WHERE indrelid = to_regclass(%s) AND " + condition.encode(),
+            [self._table.as_string(self._connection), *values],
         ).fetchall()
         return {index: set(names) for index, names in found}
-
-    def _columns(self) -> dict[str, tuple[str, str]]:
-        """Return the type and the comment of each column of the table."""
-        found = self._connection.execute(
-            "SELECT attname, format_type(atttypid, atttypmod), coalesce(col_description(attrelid, attnum), '') "
-            "FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
-            [self._table.as_string(self._connection)],
-        ).fetchall()
-        return {name: (kind, comment) for name, kind, comment in found}
 
     def _mark_column(self, name: str, kind: str) -> None:
         comment = f"{_MADE}{self._target.name}: {kind}"
@@ -206,14 +202,30 @@ class SinkTable:
         return self._connection.execute(self._sql.SQL(statement).format(table=self._table, **parts))
 
 
-def spelling(connection: Connection, table: Composable) -> dict[str, str]:
-    """Return the names of the table's columns, by themselves and in lower case."""
+def columns_of(connection: Connection, table: Composable) -> dict[str, tuple[str, str]]:
+    """Return the type and the comment of each column of a table, by name."""
     found = connection.execute(
-        "SELECT attname FROM pg_attribute "
-        "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
+        "SELECT attname, format_type(atttypid, atttypmod), coalesce(col_description(attrelid, attnum), '') "
+        "FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
         [table.as_string(connection)],
     ).fetchall()
-    return {name.lower(): name for (name,) in found} | {name: name for (name,) in found}
+    return {name: (kind, comment) for name, kind, comment in found}
+
+
+def spelling(held: Iterable[str], columns: Iterable[str]) -> dict[str, str]:
+    """Return how a table spells the names of columns, of those that it has.
+
+    Args:
+        held: the table's columns.
+
+    Example:
+        >>> spelling(["ID", "n", "N"], ["id", "n", "s"])
+        {'id': 'ID', 'n': 'n'}
+    """
+    held = list(held)
+    there = {name.lower(): name for name in held} | {name: name for name in held}
+    found = {column: there.get(column) or there.get(column.lower()) for column in columns}
+    return {column: name for column, name in found.items() if name is not None}
 
 
 def exists(connection: Connection, table: Composable) -> bool:
