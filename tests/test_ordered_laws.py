@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from random import Random
 from typing import Any
 from unittest.mock import patch
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eddyline.operators import percentiles
 from eddyline.operators.aggregate import Reduce
 from eddyline.operators.neighbours import Neighbours
 from eddyline.operators.percentiles import Fractions
@@ -246,9 +248,15 @@ def check_surroundings(
     epochs=epochs_of(st.tuples(st.sampled_from("abcd"), st.one_of(small, floats)), size=9),
     fractions=st.lists(st.sampled_from([0.0, 0.1, 0.5, 0.75, 1.0]), min_size=1, max_size=3),
     by_difference=st.booleans(),
+    hashed=st.sampled_from([crude_hash, lambda key: -ord(key[0])]),
+    in_one=st.sampled_from([0, 3, 1000]),
 )
 def test_percentiles_follow_from_the_rows(
-    epochs: list[list[Change]], fractions: list[float], by_difference: bool
+    epochs: list[list[Change]],
+    fractions: list[float],
+    by_difference: bool,
+    hashed: Callable[[Row], int],
+    in_one: int,
 ) -> None:
     def order(value: float) -> tuple[bool, float, float]:
         nan = math.isnan(value)
@@ -271,14 +279,15 @@ def test_percentiles_follow_from_the_rows(
     for number, epoch in enumerate(epochs, start=1):
         delta = table(
             {
-                "h": (pa.int64(), [crude_hash(row[:1]) for row, _ in epoch]),
+                "h": (pa.int64(), [hashed(row[:1]) for row, _ in epoch]),
                 "k0": (pa.string(), [row[0] for row, _ in epoch]),
                 "q0": (pa.float64(), [row[1] for row, _ in epoch]),
                 "w": (pa.int64(), [w for _, w in epoch]),
             }
         )
-        for part in bucket.feed(delta):
-            output += weighted(part, ("k0", *operator.percentiles))
+        with patch.object(percentiles, "_SORTED_ROWS", in_one):
+            for part in bucket.feed(delta):
+                output += weighted(part, ("k0", *operator.percentiles))
         held = integrated(epochs[:number])
         wanted = []
         for group in {row[0] for row in held}:

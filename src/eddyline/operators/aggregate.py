@@ -116,6 +116,7 @@ class Reduce:
         old = delta.slice(0, 0) if stored is None else stored
         delta = cast_to(delta, old.schema)
         groups, old = _touched(delta, old, keys)
+        alone = len(groups) == len(hashes) and (stored is None or len(old) == len(stored))
         both = pa.concat_tables([delta, old])
         rows = both.select(keys).take(pa.array(groups.first))
         added, held = np.split(groups.of, [delta.num_rows])
@@ -147,15 +148,19 @@ class Reduce:
         if not (self.largest or self.fractions):
             return BucketResult([self._output(rows, before, after, changed)], kept)
         # an extreme or percentile can move in a group whose accumulators didn't
-        values, more = self._values(given, rows, state)
+        values, more = self._values(given, rows, state, alone=alone)
         before, after = (_with(table, values[when]) for when, table in enumerate((before, after)))
         every = np.ones(len(groups), bool)
         return BucketResult([self._output(rows, before, after, every)], {**kept, **more})
 
     def _values(
-        self, delta: pa.Table, groups: pa.Table, state: State
+        self, delta: pa.Table, groups: pa.Table, state: State, *, alone: bool
     ) -> tuple[list[dict[str, pa.Array]], dict[str, pa.Table]]:
-        """Return each `x` and `p` by group, before and after, and the rows to add to their arrangements."""
+        """Return each `x` and `p` by group, before and after, and the rows to add to their arrangements.
+
+        Args:
+            alone: whether each group is the only one with its hash.
+        """
         found: list[dict[str, pa.Array]] = [{}, {}]
         appends = {}
         for name in numbered("x", len(self.largest)):
@@ -173,7 +178,7 @@ class Reduce:
             pairs = delta.select(layout.columns).filter(pc.is_valid(delta[name]))
             appends[name] = layout.consolidate(pairs)
             own = [next(names) for _ in fractions.at]
-            versions = percentiles(state[name], appends[name], groups, name, fractions)
+            versions = percentiles(state[name], appends[name], groups, name, fractions, alone=alone)
             for columns, arrays in zip(found, versions, strict=True):
                 columns.update(zip(own, arrays, strict=True))
         return found, appends
