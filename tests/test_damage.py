@@ -104,6 +104,24 @@ def test_a_missing_file_is_named(load: Load, kind: str) -> None:
     assert caught.value.context["file"] == name
 
 
+def test_damaged_rows_of_a_stream_are_named_when_they_are_read(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.csv").write_text("1\n2\n")
+    with el.Engine(str(tmp_path / "storage"), spark) as engine:
+        engine.create_stream("s", "a INT", "csv", {"path": str(tmp_path / "in")})
+        engine.view("v", "SELECT sum(a) AS n FROM s")
+        engine.advance()
+        [rows] = (tmp_path / "storage").glob("logs/s*/*.arrow")
+        flip(rows)
+        for ask in (engine.verify, lambda: engine.view("w", "SELECT max(a) AS n FROM s")):
+            with pytest.raises(StateError, match=rows.name) as caught:
+                ask()
+            assert caught.value.condition == "DAMAGED_FILE"
+        assert engine.sql("SELECT n FROM v").collect() == [(3,)]
+
+
 def test_a_list_of_views_names_the_one_whose_rows_are_damaged(load: Load) -> None:
     manifest = last_committed(load.files)
     with closing(open_store(load.files, "")) as store:

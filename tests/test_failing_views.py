@@ -146,6 +146,37 @@ def test_a_failing_view_is_set_aside_and_the_others_go_on(engine: el.Engine) -> 
     assert replayed(engine, "above") == [(10,)]
 
 
+@pytest.mark.parametrize("lane", ["short", "wide"])
+def test_what_spark_reports_without_a_class_of_its_own_stops_its_view_alone(
+    tmp_path: Path, spark: SparkSession, lane: str
+) -> None:
+    queries = {
+        "parsed": "SELECT id, to_json(parse_json(s)) AS j FROM t",
+        "strict": "SELECT id, from_json(s, 'a INT', map('mode', 'FAILFAST')).a AS a FROM t",
+    }
+    options = el.Options(short_lane_rows=0) if lane == "wide" else None
+    with el.Engine(str(tmp_path), spark, options=options) as engine:
+        engine.execute("CREATE TABLE t (id INT, s STRING)")
+        engine.view("total", "SELECT count(*) AS n FROM t")
+        for name, query in queries.items():
+            engine.view(name, query)
+        engine.execute("""INSERT INTO t VALUES (1, '{"a":1}'), (2, '{bad')""")
+        engine.advance()
+        assert rows(engine, "total") == [(2,)]
+        assert states(engine) == dict.fromkeys(queries, "failing") | {"total": "live"}
+        for view in engine.status()["views"]:
+            if view["name"] in queries:
+                assert "MALFORMED_RECORD_IN_PARSING" in view["error"]
+                assert view["rows"] == ["t {'id': 2, 's': '{bad'}"]
+        with pytest.warns(el.ViewFailingWarning, match="MALFORMED_RECORD"):
+            engine.view("later", queries["parsed"])  # over the rows that are there
+        assert states(engine)["later"] == "failing"
+        engine.execute("DELETE FROM t WHERE id = 2")
+        engine.advance()
+        assert set(states(engine).values()) == {"live"}
+        assert engine.verify()
+
+
 def test_the_rows_at_fault_are_told(engine: el.Engine, tmp_path: Path) -> None:
     table = engine.table("t", "id INT, a INT, b INT")
     (tmp_path / "in").mkdir()

@@ -10,12 +10,11 @@ from pyspark.errors import PySparkException
 
 from eddyline.changes import Epoch
 from eddyline.errors import DATA, USER, EddylineError, EngineError, QueryError, StateError
-from eddyline.spark.failures import lost_task, lost_worker, message_of, python_cause
+from eddyline.spark.failures import lost_task, lost_worker, message_of, own_error, python_cause
 from eddyline.state.manifest import Failure
 
 VIEW_FAILING = "VIEW_FAILING"
 
-_OWN_ERROR = re.compile(r"eddyline\.errors\.(\w+): \[(\w+)\] (.*)")
 _OWN_FRAME = re.compile(r'File "[^"]*eddyline/(?:state|storage|source|runtime)/[^"]*"')
 # how Python and the JVM name failures of the machine, by the beginning of the exception's name
 _MACHINE = (
@@ -35,6 +34,11 @@ _MACHINE = (
     *("ExecutorLostFailure", "FetchFailed", "TaskKilled", "TaskResultLost"),
 )
 
+# with a condition, such as [MALFORMED_RECORD_IN_PARSING], Spark's general exception is about a query or its rows, but for these
+_CONDITION = re.compile(
+    r"org\.apache\.spark\.SparkException: \[(?!FAILED_READ_FILE|TASK_WRITE_FAILED)[A-Z]"
+)
+
 
 def failed_view(view: str, error: Exception) -> EddylineError:
     """Return the error for a failed Spark job of a view.
@@ -44,12 +48,12 @@ def failed_view(view: str, error: Exception) -> EddylineError:
     worker, the whole epoch fails. A StateError raised by a kernel is restored as a StateError.
     """
     cause = message_of(error)
-    own = _OWN_ERROR.search(str(error))
-    if own is not None and own[1] == "StateError" and own[2] != "NEGATIVE_WEIGHT":
-        return StateError(own[3], condition=own[2], view=view)
+    name, condition, message = own_error(error) or ("", "", "")
+    if name == "StateError" and condition != "NEGATIVE_WEIGHT":
+        return StateError(message, condition=condition, view=view)
     if _of_the_view(error, cause):
-        if own is not None:
-            cause = f"[{own[2]}] {own[3]}"
+        if name:
+            cause = f"[{condition}] {message}"
         return fails_on_rows(view, cause)
     return EngineError(
         f"the epoch failed: {cause}",
@@ -122,13 +126,14 @@ def _of_the_view(error: Exception, cause: str) -> bool:
     if lost_worker(error):
         return False
     text = str(error)
-    own = _OWN_ERROR.search(text)
-    if own is not None:
-        known = EddylineError(own[3], condition=own[2])
-        return known.fault in (DATA, USER)
+    if (own := own_error(error)) is not None:
+        _, condition, message = own
+        return EddylineError(message, condition=condition).fault in (DATA, USER)
     if python_cause(text) is not None:
         # functions of users may open files and call services; kernels read and write the storage
         return not (cause.startswith(_MACHINE) and _OWN_FRAME.search(text))
     if isinstance(error, PySparkException) and error.getCondition():
+        return True
+    if _CONDITION.match(cause):
         return True
     return lost_task(text) is not None and not cause.startswith(_MACHINE)

@@ -16,7 +16,7 @@ from pyspark.errors import (
     StreamingQueryException,
 )
 
-from eddyline.errors import QueryError
+from eddyline.errors import QueryError, StateError
 from eddyline.spark.jvm import check_jvm
 
 # errors of PySpark; of JVM classes that PySpark doesn't translate; of queries that nest too deeply
@@ -34,6 +34,7 @@ _LOST_WORKER = re.compile(
     r"\n\s+at org\.apache\.spark\.api\.python\.PythonWorkerFactory\."
 )
 _CAUSED, _AWAITED = "Caused by: ", "Exception thrown in awaitResult"
+_OWN = re.compile(r"eddyline\.errors\.(\w+): \[(\w+)\] (.*)")
 _DETAILS = re.compile(r"\n\nJVM stacktrace|;\n|\n== (?:SQL|DataFrame)\b|\n=== |\n\s+at ")
 _FAULTS_OF_THE_QUERY = (
     AnalysisException,
@@ -65,7 +66,7 @@ _CONDITIONS = {"UNSUPPORTED_TIME_TYPE": "UNSUPPORTED_TYPE"}
 
 @contextmanager
 def query_errors(query: str, **context: object) -> Iterator[None]:
-    """Raise QueryError where Spark can't read, plan or run a query.
+    """Raise QueryError where Spark can't read, plan or run a query, and StateError where a task finds the storage damaged.
 
     Args:
         context: the objects concerned, such as the view or table.
@@ -83,8 +84,11 @@ def query_errors(query: str, **context: object) -> Iterator[None]:
         raise
 
 
-def query_error(query: str, error: BaseException, **context: object) -> QueryError:
-    """Return the QueryError for one of `FAILURES`."""
+def query_error(query: str, error: BaseException, **context: object) -> QueryError | StateError:
+    """Return the QueryError for one of `FAILURES`; a StateError if a task has found the storage damaged."""
+    own = own_error(error)
+    if own is not None and own[0] == "StateError":
+        return StateError(own[2], condition=own[1], hint="", **context)
     fragment = " ".join(query.split())[:200] or None
     if isinstance(error, _FAULTS_OF_THE_QUERY):
         return QueryError(
@@ -129,6 +133,12 @@ def missing_relation(error: BaseException | None) -> str | None:
         return None
     name: str = dict(error.getMessageParameters() or {})["relationName"]
     return name
+
+
+def own_error(error: BaseException) -> tuple[str, str, str] | None:
+    """Return class, condition and message of an error of Eddyline that a Python worker has raised; None if there is none."""
+    found = _OWN.search(str(error))
+    return None if found is None else (found[1], found[2], found[3])
 
 
 def lost_worker(error: BaseException) -> bool:
