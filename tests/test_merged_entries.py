@@ -106,6 +106,33 @@ def filled(files: Files, entries: int) -> tuple[RedoLog, Content]:
     return log, content(log, 0, entries)
 
 
+def test_an_entry_that_is_missing_before_others_is_noticed(tmp_path: Path) -> None:
+    files = Files(str(tmp_path))
+    log, wanted = filled(files, 20)
+    log.forget(1)
+    wanted = [one for one in wanted if one[1] >> 32 >= 1]
+    log.merge(7, Epoch(1), Epoch(1))
+    log.merge(0, Epoch(2), Epoch(2))  # removes what was merged
+    merged = ["000000000003-from-000000000001", "000000000006-from-000000000004"]
+    names = [*merged, *(f"{number:012d}" for number in range(7, 19))]
+    last = "000000000019"
+    assert [f"{name}.json" for name in [*names, last]] == [
+        name for name in files.names("logs/s") if name.endswith(".json")
+    ]
+    for name in names:
+        path = tmp_path / f"logs/s/{name}.json"
+        document = path.read_text()
+        path.unlink()
+        if int(name[:12]) % 7 != 5:  # else an entry without rows follows
+            with pytest.raises(
+                StateError, match=rf"entry {int(name[:12])} .* is missing"
+            ) as caught:
+                content(RedoLog(files, "s"), 1, 20)
+            assert caught.value.condition == "DAMAGED_FILE"
+        path.write_text(document)
+    assert content(RedoLog(files, "s"), 1, 20) == wanted
+
+
 def test_a_crash_at_any_write_of_a_merge_changes_nothing(tmp_path: Path) -> None:
     fault, survived = 0, 0
     while survived < 2:  # once more after the last write

@@ -445,6 +445,26 @@ def test_a_log_counts_on_after_it_has_forgotten_everything(files: FaultyFiles) -
     log.verify(3)
 
 
+def test_a_log_that_ends_before_the_position_is_noticed(tmp_path: Path) -> None:
+    files = FaultyFiles(str(tmp_path))
+    files.make_folder("")
+    log = RedoLog(files, "t1")
+    for value in "abc":
+        log.append_tables([operations(value)])
+    files.remove("logs/t1/000000000002.json")
+    log = RedoLog(files, "t1")
+    log.verify(2)
+    with pytest.raises(
+        StateError, match="ends before entry 2, processed are those before 3"
+    ) as caught:
+        log.verify(3)
+    assert caught.value.condition == "LOG_TOO_SHORT"
+    log.skip(3)  # as a storage does that is opened as the error says
+    log.verify(3)
+    log.append_tables([operations("d")])
+    assert content(log, 3) == ["d"]
+
+
 def test_an_entry_is_there_or_not(tmp_path: Path) -> None:
     for n in range(1, 8):
         files = FaultyFiles(str(tmp_path / str(n)))

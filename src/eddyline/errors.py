@@ -140,7 +140,7 @@ CONDITIONS: dict[str, Condition] = {
     "DAMAGED_RUN": Condition(ENVIRONMENT, False, "A file of the state is not what was written. Restore it from a copy."),
     "EPOCH_COMMITTED": Condition(USER, False, "Another engine has committed this epoch. Open the storage with one engine only."),
     "FENCED": Condition(ENVIRONMENT, False, "Another engine has opened the storage for writing although this one had not stopped, so the file system's locks don't work. Nothing of this engine is committed any more; stop it."),
-    "LOG_TOO_SHORT": Condition(ENVIRONMENT, False, "The redo log no longer has entries that the manifest needs. Restore a later manifest from a copy."),
+    "LOG_TOO_SHORT": Condition(ENVIRONMENT, False, "The redo log lacks entries that the manifest needs, at its begin or its end. Restore a later manifest or the log's folder from a copy."),
     "MISSING_CHECKPOINT": Condition(ENVIRONMENT, False, "A stream's checkpoint is gone while its redo log is there. Restore it, or drop and create the stream."),
     "NEWER_FORMAT": Condition(USER, False, "A newer version of Eddyline has written this storage or queue. Use that version."),
     "NO_STORAGE": Condition(USER, False, "The folder holds no stored engine. Give the one that `eddyline run` was given."),

@@ -13,10 +13,12 @@ from typing import Any
 from eddyline.errors import StateError
 from eddyline.source.log_index import Index, LogSize, entry_size, numbered_files, spans
 from eddyline.source.segments import Segment
-from eddyline.storage.files import Files
+from eddyline.storage.files import Files, damaged
 
 _LOG = logging.getLogger(__name__)
 
+AFTER = "after"
+"""The number of the entry before another one, in the first segment of that, or in the document of a merged one."""
 SEQUENCE_SHIFT = 32  # an entry's operations are numbered from entry << 32 on
 _START = "start"
 _WATERMARK = "watermark-"
@@ -109,11 +111,26 @@ class LogEntries:
         """
         document = self.files.read_json(self.entry_file(number, merged))
         if merged is not None:
+            self._check_before(index, document.get(AFTER))
             return [Segment(**segment) for segment in document["segments"]]
         watermark = self.watermark(index, number)
         for segment in document:
             segment.pop("batch", None)
+            self._check_before(index, segment.pop(AFTER, None))
         return [Segment(**segment, watermark=watermark) for segment in document]
+
+    def _check_before(self, index: Index, entry: int | None) -> None:
+        """Raise StateError DAMAGED_FILE if an entry is missing that wasn't forgotten; None, as of older versions, isn't checked."""
+        if entry is None or entry < index.start or index.holder(entry) is not None:
+            return
+        if entry < self._start():  # the writer has forgotten it meanwhile
+            return
+        raise damaged(self.entry_file(entry), f"entry {entry} of the redo log is missing")
+
+    def _start(self) -> int:
+        """Read the number of the first entry that is kept."""
+        name = f"{self.folder}/{_START}"
+        return int(self.files.read_json(name)) if self.files.exists(name) else 0
 
     def watermark(self, index: Index, entry: int) -> int | None:
         """Return the watermark that holds for an entry."""
@@ -151,8 +168,7 @@ class LogEntries:
 
     def _listed(self) -> Index:
         """Read the folder."""
-        begin = f"{self.folder}/{_START}"
-        start = int(self.files.read_json(begin)) if self.files.exists(begin) else 0
+        start = self._start()
         names = self.files.names(self.folder)
         entries, merged, replaced = array("q"), dict[int, int](), False
         for first, last in sorted(spans(names), key=lambda span: (span[0], -span[1])):

@@ -73,12 +73,17 @@ class Index:
     @property
     def end(self) -> int:
         """The number after that of the last entry."""
-        return self.entries[-1] + 1 if self.entries else self.start
+        return max(self.start, self.entries[-1] + 1) if self.entries else self.start
 
     def mark_of(self, entry: int) -> int | None:
         """Return the number of the watermark file that holds for an entry."""
         at = bisect_right(self.marks, entry)
         return self.marks[at - 1] if at else None
+
+    def before(self, entry: int) -> int | None:
+        """Return the number of the last entry before another one; None if there is none."""
+        at = bisect_left(self.entries, entry)
+        return self.entries[at - 1] if at else None
 
     def holder(self, entry: int) -> int | None:
         """Return the number under which an entry is stored, alone or merged; None if it doesn't exist."""

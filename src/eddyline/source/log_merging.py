@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Container
 
 from eddyline.changes import Epoch
-from eddyline.source.log_entries import LogEntries, as_document, logging_damage
+from eddyline.source.log_entries import AFTER, LogEntries, as_document, logging_damage
 from eddyline.source.log_files import in_fewer_files, new_file
 from eddyline.source.log_index import Index, is_entry, mergeable, numbered_files
 
@@ -37,7 +37,8 @@ def _merge(log: LogEntries, index: Index, numbers: list[int], epoch: Epoch) -> N
     segments = in_fewer_files(files, lambda: new_file(log.folder, last), segments)
     stored = [{**as_document(one), "watermark": one.watermark} for one in segments]
     with files.committing():
-        files.write_json(log.entry_file(last, first), {"epoch": epoch, "segments": stored})
+        document = {"epoch": epoch, AFTER: index.before(first), "segments": stored}
+        files.write_json(log.entry_file(last, first), document)
     for number in numbers:
         index.merged.pop(number, None)
     at = bisect_left(index.entries, numbers[0])

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from eddyline.changes import Epoch
 from eddyline.errors import StateError
-from eddyline.source.log_entries import SEQUENCE_SHIFT, LogEntries, as_document
+from eddyline.source.log_entries import AFTER, SEQUENCE_SHIFT, LogEntries, as_document
 from eddyline.source.log_expiry import Expired, expire_entries, expired
 from eddyline.source.log_files import new_file, write_rows
 from eddyline.source.log_index import Index, LogSize, entry_size, is_entry
@@ -101,6 +101,8 @@ class RedoLog:
         if batch is not None and not self.files.exists(self._writers):
             self.files.write_json(self._writers, {})  # from now on `forget` looks for batches
         with self._entries.changing() as index, self.files.committing():
+            if numbered:
+                numbered[0][AFTER] = index.before(number)
             known = None if batch is None else self._written(index)
             try:
                 name = self._entries.entry_file(number)
@@ -238,7 +240,15 @@ class RedoLog:
             return expire_entries(self._entries, before, end, epoch)
 
     def verify(self, first: int) -> None:
-        """Raise StateError if an entry from `first` on, or a file it names, is missing or damaged."""
+        """Raise StateError if an entry from `first` on, or a file it names, is missing or damaged, or the log ends before `first`."""
+        if (end := self.end()) < first:
+            raise StateError(
+                f"the redo log ends before entry {end}, processed are those before {first}",
+                condition="LOG_TOO_SHORT",
+                file=self.folder,
+                hint="restore the folder from a copy; or, to give up what is lost in it, open the storage once with "
+                "Options(delivery='at_most_once'), and make the views of a stream anew",
+            )
         for segment in self.segments(first, max(self.end(), first + 1)):
             verify_segment(self.files, segment)
 
