@@ -264,3 +264,20 @@ def test_sinks_are_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
     assert clock.now - began == WAIT_S
     sinks.stop()
     assert clock.now - began == WAIT_S + STOP_S
+
+
+def test_an_error_without_a_text_ends_no_thread() -> None:
+    """It is noted by its class, and the sink tries again."""
+
+    class SpeechlessError(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    def open_delivery() -> Delivery:
+        raise SpeechlessError
+
+    noted: list[object] = []
+    deliverer = started(open_delivery, note=noted.append)
+    until(lambda: deliverer.failures > 1)
+    deliverer.stop()
+    assert [type(error) for error in noted] == [SpeechlessError]

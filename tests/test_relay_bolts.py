@@ -368,6 +368,61 @@ def test_no_error_of_one_record_ends_the_calls_for_the_others(error: type[BaseEx
     assert time.monotonic() - begun < PATIENCE_S
 
 
+class SpeechlessError(Exception):
+    """Can't say what it is."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+class NumberedError(Exception):
+    """Says what it is in another type."""
+
+    def __str__(self) -> str:
+        return 7  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (SpeechlessError(), "SpeechlessError"),
+        (NumberedError(), "NumberedError"),
+        (ValueError("half \ud800"), "ValueError: half \\ud800"),
+        (ValueError("x" * 10_000), "ValueError: " + "x" * 488),
+    ],
+)
+def test_an_error_whose_text_cannot_be_kept_fails_its_record_alone(
+    error: Exception, reason: str
+) -> None:
+    def plain(row: str) -> str:
+        if row == "bad":
+            raise error
+        return row
+
+    async def waiting(row: str) -> str:
+        return plain(row)
+
+    def whole(rows: pa.Table) -> pa.Table:
+        for row in rows.to_pylist():
+            plain(text(row))
+        return rows
+
+    for one in (chain(text, plain), chain(text, waiting), chain(whole, vectorised=True)):
+        worked = one.run(records("a", "bad", "b"))
+        assert worked.done.tolist() == [True, False, True]
+        assert worked.reasons == {1: reason}
+        pa.array(worked.reasons.values(), pa.string())
+
+
+def test_a_reason_that_a_function_gives_becomes_text() -> None:
+    def refuse(table: pa.Table) -> Emitted:
+        failed: Any = {0: "half \ud800", 1: ValueError("no"), 2: "x" * 10_000}
+        return Emitted(table.slice(0, 0), failed=failed)
+
+    worked = chain(refuse, vectorised=True).run(records("a", "b", "c"))
+    assert worked.reasons == {0: "half \\ud800", 1: "no", 2: "x" * 500}
+
+
 def test_no_error_of_a_vectorised_function_ends_its_process() -> None:
     def stop(rows: pa.Table) -> pa.Table:
         if b"bad" in rows["payload"].to_pylist():

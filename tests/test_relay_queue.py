@@ -170,6 +170,14 @@ def test_what_has_failed_is_read_first_with_its_reason(queue):
     assert balanced(queue)
 
 
+def test_a_reason_with_half_a_surrogate_pair_is_kept_as_its_escape(queue):
+    queue.put(["a"])
+    batch, _ = queue.read(1)
+    queue.fail(batch.number, [0], "half \ud800")
+    queue.commit()
+    assert queue.read(1)[1]["reason"].to_pylist() == ["half \\ud800"]
+
+
 def test_the_pointers_swap_when_the_queue_at_top_is_empty(queue):
     """The patent's way, step by step."""
     queue.put([f"{i}" for i in range(4)])

@@ -343,6 +343,19 @@ def condition_of(error: BaseException) -> str:
     return error.condition if isinstance(error, EddylineError) else type(error).__name__
 
 
+def message_text(error: BaseException) -> str:
+    """Return the message of any error as text that can be encoded; empty if it has none, or can't give it."""
+    try:
+        return encodable(str(error))
+    except (Exception, SystemExit):  # noqa: BLE001  # of the `__str__` of a user's class
+        return ""
+
+
+def encodable(text: str) -> str:
+    """Return a text in which halves of surrogate pairs, which UTF-8 can't encode, are replaced by their escapes."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 EXTRAS = {
     "delta": ("deltalake",),
     "kafka": ("confluent_kafka",),

@@ -13,7 +13,7 @@ from functools import partial
 
 from eddyline.answers.delivery import Delivery
 from eddyline.changes import Epoch
-from eddyline.errors import EddylineError, EngineError, condition_of
+from eddyline.errors import EddylineError, EngineError, condition_of, message_text
 from eddyline.intake.backoff import back_off
 from eddyline.runtime.progress import SteadyClock
 
@@ -237,8 +237,8 @@ class Deliverer:
 
     def _noting(self, error: Exception | None) -> None:
         """Note an error, or that there is none, unless it was the last one that was noted."""
-        # a port or a time in a message makes it no other one
-        text = "" if error is None else _NUMBERS.sub("", f"{condition_of(error)} {error}")
+        text = "" if error is None else f"{condition_of(error)} {message_text(error)}"
+        text = _NUMBERS.sub("", text)  # a port or a time in a message makes it no other one
         # the storage may be full: the next try notes it then
         with self._writing, suppress(EddylineError, OSError):
             if text != self._noted and not self._abandoned:

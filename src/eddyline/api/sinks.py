@@ -24,7 +24,13 @@ from eddyline.api.workspace import Workspace
 from eddyline.arguments import wrong_argument
 from eddyline.catalog.entries import COMMIT_INTERVAL, REJECTS, SINK, VIEW, Entry
 from eddyline.changes import Epoch
-from eddyline.errors import CatalogError, EddylineError, condition_of, without_secrets
+from eddyline.errors import (
+    CatalogError,
+    EddylineError,
+    condition_of,
+    message_text,
+    without_secrets,
+)
 from eddyline.runtime.compiler import CompiledPlan
 from eddyline.sink.base import SinkFormat, Target, check_feed_columns, keep_none
 from eddyline.sink.cursors import SINKS as FOLDER
@@ -361,7 +367,9 @@ class Sinks:
 
     def _shown(self, sink: Entry, error: Exception) -> str:
         """Return the message of an error, without the values of secrets."""
-        return without_secrets(str(error) or type(error).__name__, self._secrets.get(sink.id, ()))
+        return without_secrets(
+            message_text(error) or type(error).__name__, self._secrets.get(sink.id, ())
+        )
 
     def _calling(self, function: Function) -> Callable[[pa.Table, Epoch], None]:
         """Return a wrapper that calls a user's function with a DataFrame."""

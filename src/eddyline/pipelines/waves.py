@@ -14,7 +14,7 @@ from pyspark import TaskContext, cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from eddyline.errors import EngineError
+from eddyline.errors import EngineError, message_text
 from eddyline.pipelines.outcomes import PipelineFiles
 from eddyline.relay.acker import Ackers
 from eddyline.relay.bolts import Bolt, BoltChain
@@ -336,7 +336,7 @@ def check_bolts(bolts: Iterable[Bolt]) -> None:
             cloudpickle.dumps(bolt.function)
         except Exception as error:  # of whatever the function refers to
             raise EngineError(
-                f"bolt {bolt.name} can't be sent to Spark's workers: {error}",
+                f"bolt {bolt.name} can't be sent to Spark's workers: {message_text(error)}",
                 condition="BAD_BOLT",
                 bolt=bolt.name,
                 hint="open connections and make locks within the function, at its first call",

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from eddyline.errors import QueueError
+from eddyline.errors import QueueError, encodable
 from eddyline.relay.backend import QueueState, RowRange
 from eddyline.relay.records import failed_records, no_records
 
@@ -125,7 +125,7 @@ class OpenBatch:
         if reason is not None:
             if self.reasons is None:
                 self.reasons = np.full(len(self.outcomes), None, object)
-            self.reasons[unreported] = reason
+            self.reasons[unreported] = encodable(reason)
         if not np.any(self.outcomes == RecordOutcome.IN_FLIGHT):
             failed = np.flatnonzero(self.outcomes == RecordOutcome.FAILED)
             retries = no_records()

@@ -12,9 +12,10 @@ import numpy as np
 import pyarrow as pa
 
 from eddyline.arguments import check_number
-from eddyline.errors import EngineError
+from eddyline.errors import EngineError, encodable
 from eddyline.relay.acker import Indices
 from eddyline.relay.calls import (
+    REASON_CHARACTERS,
     CallTimeoutError,
     Reasons,
     call,
@@ -257,7 +258,7 @@ def _call_vectorised(bolt: Bolt, rows: Rows) -> BoltOutput:
     if not isinstance(emitted.rows, pa.Table):
         raise TypeError(f"a vectorised bolt gives a pyarrow Table, not {type(returned).__name__}")
     emitted_count = emitted.rows.num_rows
-    failed: Reasons = {int(row): why for row, why in emitted.failed.items()}
+    failed: Reasons = {int(row): _given_reason(why) for row, why in emitted.failed.items()}
     if emitted.inputs is None:
         inputs = np.setdiff1d(np.arange(count), np.fromiter(failed, np.int64, len(failed)))
         if len(inputs) != emitted_count:
@@ -276,6 +277,11 @@ def _call_vectorised(bolt: Bolt, rows: Rows) -> BoltOutput:
         if len(links) != emitted_count or np.any((inputs < 0) | (inputs >= count)):
             raise ValueError(f"inputs must name places of the {count} rows, for each row made")
     return BoltOutput(emitted.rows, outputs.astype(np.int64), inputs.astype(np.int64), failed)
+
+
+def _given_reason(why: object) -> str:
+    """Return the reason that a function gives for a row, whatever it is, as text for a dead letter."""
+    return encodable(str(why))[:REASON_CHARACTERS]
 
 
 def _concat(parts: Sequence[tuple[int, BoltOutput]], failed: Reasons) -> BoltOutput:

@@ -19,6 +19,8 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, TypeAlias, TypeVar
 
+from eddyline.errors import message_text
+
 T = TypeVar("T")
 
 REASON_CHARACTERS = 500
@@ -129,10 +131,10 @@ def call_concurrently(
 
 def failure_reason(error: BaseException) -> str:
     """Return the text of an error for a dead letter: its type and message, cut if long."""
-    if isinstance(error, TimeoutError) and not str(error):
+    name, message = type(error).__name__, message_text(error)
+    if isinstance(error, TimeoutError) and not message:
         return "TimeoutError: no answer in time"
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return text[:REASON_CHARACTERS]
+    return f"{name}: {message}"[:REASON_CHARACTERS] if message else name
 
 
 class _CallThread:
