@@ -67,6 +67,8 @@ FOR_SPARK = [
     "SELECT id FROM people WHERE name LIKE 'a\\_'",
     "SELECT id FROM people WHERE name LIKE 'a/_' ESCAPE '/'",
     "SELECT id FROM people WHERE name = 'ann' AND",
+    "SELECT at FROM far",
+    "SELECT day FROM far",
 ]
 
 
@@ -96,6 +98,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[el.Engine]:
             (4, '', 'x', DATE '0099-01-01', 12345.678, true, TIMESTAMP_NTZ '2026-01-01 11:00:00', 4D)
         """
         engine.execute(f"INSERT INTO people VALUES {values}")
+        engine.execute("CREATE TABLE far (at TIMESTAMP_NTZ, day DATE)")  # which Python has none of
+        beyond = "TIMESTAMP_NTZ '+12000-01-01 00:00:00', DATE '-0044-03-15'"
+        engine.execute(f"INSERT INTO far VALUES ({beyond})")
         engine.advance()
         engine.execute("UPDATE people SET team = 'z' WHERE id = 2")
         engine.advance()

@@ -24,7 +24,7 @@ from eddyline.relay.backflow import Backflow
 from eddyline.relay.batch import Batch
 from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import DataQueue, Producer
-from eddyline.relay.records import RECORDS, failed_records
+from eddyline.relay.records import RECORDS, as_read, failed_records, new_records
 from waiting import PATIENCE_S
 
 Open = Callable[[], Backend]
@@ -176,6 +176,12 @@ def test_a_reason_with_half_a_surrogate_pair_is_kept_as_its_escape(queue):
     queue.fail(batch.number, [0], "half \ud800")
     queue.commit()
     assert queue.read(1)[1]["reason"].to_pylist() == ["half \\ud800"]
+
+
+def test_any_time_of_a_producer_becomes_one_that_python_has():
+    for time_ms, year in ((2**62, 9999), (-(2**62), 1), (0, 1970)):
+        (record,) = as_read(new_records([b"a"]), [0], time_ms).to_pylist()
+        assert record["ts"].year == year
 
 
 def test_the_pointers_swap_when_the_queue_at_top_is_empty(queue):

@@ -343,7 +343,11 @@ def _is_plain_json(kind: pa.DataType) -> bool:
 def _texts(column: pa.ChunkedArray) -> list[str | None]:
     if not _has_text(column.type):
         raise _NeedsSpark
-    return [None if value is None else _text(value) for value in column.to_pylist()]
+    try:
+        values = column.to_pylist()
+    except OverflowError:  # a date or time that Python has none of
+        raise _NeedsSpark from None
+    return [None if value is None else _text(value) for value in values]
 
 
 def _has_text(kind: pa.DataType) -> bool:

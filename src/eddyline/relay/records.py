@@ -45,6 +45,10 @@ RECORDS = pa.schema(
 """
 
 
+TIMES_MS = (-62_135_596_800_000, 253_402_300_799_999)
+"""The first and the last millisecond of the years 1 to 9999."""
+
+
 def new_records(payloads: Any, keys: Any = None) -> pa.Table:
     """Return a table of schema `NEW`.
 
@@ -77,9 +81,12 @@ def new_records(payloads: Any, keys: Any = None) -> pa.Table:
 
 
 def as_read(new: pa.Table, positions: Any, time_ms: Any) -> pa.Table:
-    """Return new records with the schema `RECORDS`; `time_ms` is one time, or one for each."""
+    """Return new records with the schema `RECORDS`; `time_ms` is one time, or one for each.
+
+    Times that Python has no datetime for, which a producer of Kafka may give, become the first or last one.
+    """
     rows = new.num_rows
-    times = np.broadcast_to(np.asarray(time_ms, np.int64) * 1000, rows)
+    times = np.broadcast_to(np.clip(np.asarray(time_ms, np.int64), *TIMES_MS) * 1000, rows)
     return pa.table(
         [
             new[PAYLOAD],
