@@ -26,7 +26,14 @@ from broker import Broker
 from eddyline import Engine
 from eddyline.api.pipeline import Pipeline
 from eddyline.cli import main
-from eddyline.errors import CatalogError, DataError, EddylineError, EngineError, QueueError
+from eddyline.errors import (
+    CatalogError,
+    DataError,
+    EddylineError,
+    EngineError,
+    QueueError,
+    StorageError,
+)
 from eddyline.options import Options
 from eddyline.pipelines.batches import PipelineStream
 from eddyline.relay.account import Account
@@ -553,6 +560,12 @@ def test_what_cannot_be_is_refused(opened: Callable[..., Load], tmp_path: Path) 
     assert [item["name"] for item in engine.status()["pipelines"]] == ["p"]
     with pytest.raises(CatalogError, match="another definition"):
         engine.pipeline("p", queue).bolt(number).into("s", "n STRING")
+    with pytest.raises(StorageError, match="STORAGE_NOT_EMPTY"):
+        LogBackend(engine.files)
+    with pytest.raises(StorageError, match="holds a data queue"):
+        Engine(load.folder, load.spark)
+    queue.put(["1"])
+    engine.advance()  # neither has taken anything over
     other = DataQueue(LogBackend(str(tmp_path / "other queue")))
     with pytest.raises(CatalogError, match="another definition"):  # one pipeline feeds a stream
         engine.pipeline("q", other).bolt(number).into("s", "n BIGINT")

@@ -16,6 +16,8 @@ from eddyline.errors import EddylineError, QueueError, StateError, StorageError
 from eddyline.pipelines.documents import QueueFormat
 from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import DataQueue, Producer
+from eddyline.relay.records import new_records
+from eddyline.storage.fence import Fence
 from eddyline.storage.files import Files
 from eddyline.storage.frame_log import HEADER, FrameLog
 from eddyline.storage.lock import in_use
@@ -412,6 +414,32 @@ def test_one_process_reads(tmp_path: Path) -> None:
     finally:
         child.kill()
     queue.close()
+
+
+def test_a_queue_leaves_the_folders_of_others_alone(tmp_path: Path) -> None:
+    """A folder of something else, the storage of an engine, and a file."""
+    full, storage, file = tmp_path / "full", tmp_path / "storage", tmp_path / "file"
+    full.mkdir()
+    (full / "hosts").touch()
+    storage.mkdir()
+    Fence.raised(str(storage))
+    file.touch()
+    for folder, condition in (
+        (full, "STORAGE_NOT_EMPTY"),
+        (storage, "STORAGE_NOT_EMPTY"),
+        (file, "WRITE_FAILED"),
+        (file / "queue", "WRITE_FAILED"),
+    ):
+        with pytest.raises(StorageError, match=condition):
+            LogBackend(folder)
+    assert [path.name for path in full.iterdir()] == ["hosts"]
+    assert [path.name for path in storage.iterdir()] == ["writer"]
+
+
+def test_a_queue_may_be_made_in_the_folder_of_a_new_disk(tmp_path: Path) -> None:
+    (tmp_path / "lost+found").mkdir()
+    for _ in range(2):
+        assert LogBackend(tmp_path).put(new_records(["a"])) == 1
 
 
 def test_a_stream_that_is_checked_leaves_the_queue_to_its_reader(tmp_path: Path) -> None:

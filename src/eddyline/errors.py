@@ -192,7 +192,7 @@ CONDITIONS: dict[str, Condition] = {
     "PLACES_NOT_READABLE": Condition(USER, False, "A file of places (.mmdb) can't be opened, is damaged, or holds neither countries nor carriers. The message names it."),
     "POSTGRESQL_FAILED": Condition(ENVIRONMENT, False, "A PostgreSQL server that the application starts has failed. Mend the cause, or give the URL of a database."),
     "RUN_TOO_SHORT": Condition(USER, False, "A benchmark ended before its fault came. Give it more records."),
-    "STORAGE_NOT_EMPTY": Condition(USER, False, "The folder holds something else. The demo starts from nothing; other commands go on with a folder of their own. Give an empty or a new folder."),
+    "STORAGE_NOT_EMPTY": Condition(USER, False, "The folder holds something else. The demo starts from nothing; engines, queues and other commands go on with a folder of their own. Give an empty or a new folder."),
 }  # fmt: skip
 """All conditions of Eddyline and its applications; `docs/errors.md` is made of them."""
 

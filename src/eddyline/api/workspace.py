@@ -29,7 +29,7 @@ from eddyline.catalog.expectations import new_kept_out
 from eddyline.catalog.requests import Inbox
 from eddyline.catalog.store import open_store
 from eddyline.changes import Epoch
-from eddyline.errors import CatalogError, EngineError
+from eddyline.errors import CatalogError, EngineError, StorageError
 from eddyline.intake.event_time import with_default_limit
 from eddyline.intake.lags import Lags
 from eddyline.intake.retention import rows_expired, short_of_rows
@@ -37,6 +37,7 @@ from eddyline.intake.sources import Sources
 from eddyline.options import Options
 from eddyline.pipelines.outcomes import FOLDER as PIPELINES
 from eddyline.pipelines.outcomes import recover_pipelines
+from eddyline.relay.embedded import is_queue
 from eddyline.runtime.compiler import CompiledPlan, Compiler
 from eddyline.runtime.lane_choice import Lanes
 from eddyline.spark.query_errors import quiet_query_errors
@@ -126,6 +127,8 @@ class Workspace:
         self.stored_health = StoredHealth(self.files)
         self._plans: dict[str, CompiledPlan] = {}
         self._flushed = Epoch(0)
+        if not read_only and is_queue(self.files):
+            raise _holds_queue(self.files.root)
         self._storage_lock = None if read_only else StorageLock(self.files)
         try:
             self.files.unflushed = UNFLUSHED[options.delivery]
@@ -423,3 +426,11 @@ class Workspace:
         if self.writes and (found is None or self.store.outdated):
             self.store.write(catalog)
         return catalog, manifest.owned(catalog.ids)
+
+
+def _holds_queue(root: str) -> StorageError:
+    return StorageError(
+        f"the folder {root} holds a data queue",
+        condition="STORAGE_NOT_EMPTY",
+        hint="give the engine a folder of its own",
+    )

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from eddyline.arguments import check_number, checked
-from eddyline.errors import QueueError
+from eddyline.errors import QueueError, StorageError
 from eddyline.relay.backend import (
     EDEN,
     FROM,
@@ -22,6 +22,7 @@ from eddyline.relay.backend import (
     queue_taken_over,
 )
 from eddyline.relay.records import NEW, RECORDS, as_read, decode, encode, no_records
+from eddyline.storage.fence import NAME as WRITER
 from eddyline.storage.files import Files, damaged
 from eddyline.storage.frame_log import SEGMENT_BYTES, Frame, FrameLog
 from eddyline.storage.lock import StorageLock, held_elsewhere
@@ -44,7 +45,7 @@ class LogBackend:
 
     Raises:
         EngineError: BAD_OPTION: `segment_bytes` isn't a whole number from 1 on.
-        StorageError: the folder can't be made.
+        StorageError: STORAGE_NOT_EMPTY: the folder holds something else than a queue. WRITE_FAILED: it can't be made.
 
     Example:
         >>> import tempfile
@@ -74,6 +75,7 @@ class LogBackend:
         self.fsync = fsync
         self.clock = clock
         self.files.make_folder("")
+        _check_folder(self.files)
         self._logs = {
             queue: FrameLog(self.files, queue, segment_bytes=segment_bytes) for queue in QUEUES
         }
@@ -201,6 +203,24 @@ class LogBackend:
             )
         ends = document.pop("ends")
         return QueueState.from_dict(document), ends
+
+
+def is_queue(files: Files) -> bool:
+    """Return whether a folder is that of a queue, and not the storage of an engine."""
+    return files.exists(EDEN) and not files.exists(WRITER)
+
+
+def _check_folder(files: Files) -> None:
+    """Raise StorageError STORAGE_NOT_EMPTY if a folder holds something else than a queue."""
+    # a new disk has a folder lost+found
+    others = [name for name in files.names("") if not name.startswith((".", "lost+found"))]
+    if others and not is_queue(files):
+        what = "the storage of an engine" if WRITER in others else "something else than a queue"
+        raise StorageError(
+            f"the folder {files.root} holds {what}",
+            condition="STORAGE_NOT_EMPTY",
+            hint="give the queue an empty folder, a new one, or one that a queue has made",
+        )
 
 
 def _frame_records(frame: Frame, queue: str, folder: str) -> tuple[int, pa.Table]:

@@ -291,7 +291,11 @@ class Files:
             self.sync(folder)
 
     def make_folder(self, name: str) -> None:
-        """Create a folder and its parents, durably; does nothing if it exists."""
+        """Create a folder and its parents, durably; does nothing if it exists.
+
+        Raises:
+            StorageError: it can't be made, or a file has its name.
+        """
         target = os.path.normpath(self.path(name))
         if os.path.isdir(target):
             return
@@ -302,7 +306,11 @@ class Files:
         with storage_errors(name):
             self.step("make", name)
             for folder in reversed(missing):
-                os.makedirs(folder, exist_ok=True)
+                try:
+                    os.makedirs(folder, exist_ok=True)
+                except FileExistsError as error:  # a file has its name
+                    text = os.strerror(errno.ENOTDIR)
+                    raise NotADirectoryError(errno.ENOTDIR, text, folder) from error
                 sync_path(os.path.dirname(folder))
 
     def exists(self, name: str) -> bool:

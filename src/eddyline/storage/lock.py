@@ -34,7 +34,7 @@ class StorageLock:
         self._release: weakref.finalize[..., StorageLock] | None = None
         try:
             files.make_folder("")
-        except (StorageError, FileExistsError) as error:
+        except StorageError as error:
             raise _unusable(error) from error
         self._key = _key(files)
         self._meet_holder(files, take_over=take_over)
