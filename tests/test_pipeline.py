@@ -352,6 +352,15 @@ def test_a_queue_feeds_one_pipeline(opened: Callable[..., Load]) -> None:
     load = opened(lambda e, q: e.pipeline("p", q).bolt(number).into("s", "n BIGINT"))
     with pytest.raises(EngineError, match="QUEUE_IN_USE"):
         load.engine.pipeline("other", load.queue).bolt(number).into("s2", "n BIGINT")
+    load.queue.put(["1"])
+    second = DataQueue(LogBackend(load.folder.root + "/."))  # another object, the same folder
+    with pytest.raises(EngineError, match="pipeline p reads this queue"):
+        load.engine.pipeline("other", second).bolt(number).into("s2", "n BIGINT")
+    load.engine.pipeline("p", second).bolt(number).into("s", "n BIGINT")
+    load.engine.advance()
+    assert second.account().done == 1
+    second.close()
+    load.queue = DataQueue(LogBackend(load.folder))
     assert [entry.name for entry in load.engine.catalog.entries] == ["s", "p__dead"]
     load.engine.pipeline("p", load.queue).bolt(number).into("s", "n BIGINT")  # again, by its name
 

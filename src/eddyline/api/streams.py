@@ -34,6 +34,7 @@ from eddyline.errors import EngineError
 from eddyline.pipelines.batches import PipelineSettings, PipelineStream
 from eddyline.pipelines.outcomes import pipeline_files, pipelines_status
 from eddyline.relay.account import Account
+from eddyline.relay.backend import is_same_queue
 from eddyline.relay.bolts import Bolt
 from eddyline.relay.queue import DataQueue
 from eddyline.source.dead_letters import no_replay
@@ -147,11 +148,12 @@ class Streams:
         with workspace.lock:
             workspace.check_writable()
             for other in self._pipelines():
-                if other.queue is queue and other.name.lower() != name.lower():
+                same = is_same_queue(other.queue.backend, queue.backend)
+                if same and other.name.lower() != name.lower():
                     raise EngineError(
                         f"pipeline {other.name} reads this queue",
                         condition="QUEUE_IN_USE",
-                        hint="give each pipeline a queue of its own, or both steps to one pipeline",
+                        hint=f"give each pipeline a queue of its own, or both steps to one pipeline; or drop {other.name}",
                     )
             fed = None if into is None else workspace.define(into)
             letters = workspace.define(drafts.pipeline_letters(name, into))

@@ -179,6 +179,15 @@ def other_retry_queue(queue: str) -> str:
     return FROM if queue == TO else TO
 
 
+def is_same_queue(one: Backend, other: Backend) -> bool:
+    """Return whether two backends, perhaps of two objects, have the same rows.
+
+    A backend tells it by an attribute `place`; one without it has the rows of no other object.
+    """
+    place = getattr(one, "place", None)
+    return one is other or (place is not None and place == getattr(other, "place", None))
+
+
 def queue_taken_over(**context: object) -> QueueError:
     """Return the error for a reader that another reader has replaced."""
     return QueueError(

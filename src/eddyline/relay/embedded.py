@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from os import PathLike
@@ -81,6 +82,11 @@ class LogBackend:
         }
         self._lock: StorageLock | None = None
         self._ends = {FROM: 0, TO: 0}  # after the last committed row
+
+    @property
+    def place(self) -> str:
+        """What tells the queue from others: the path of its folder."""
+        return os.path.realpath(self.files.root)
 
     def put(self, records: pa.Table) -> int:
         log = self._logs[EDEN]

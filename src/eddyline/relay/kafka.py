@@ -149,6 +149,12 @@ class KafkaBackend:
         self._readers: dict[str, TopicReader] = {}
         self._unread = (0.0, 0)  # when it was measured, and the number
 
+    @property
+    def place(self) -> str:
+        """What tells the queue from others: the brokers and the application."""
+        servers = sorted(self._settings["bootstrap.servers"].replace(" ", "").split(","))
+        return f"kafka://{','.join(servers)}/{self.app}"
+
     def put(self, records: pa.Table) -> int:
         self._check_sizes(records)
         with kafka_errors(self.app):
