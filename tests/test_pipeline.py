@@ -558,8 +558,15 @@ def test_what_cannot_be_is_refused(opened: Callable[..., Load], tmp_path: Path) 
         engine.pipeline("q", queue).bolt(number, order="any")
     with pytest.raises(EngineError, match="needs all records of a key"):
         engine.pipeline("q", queue).bolt(number, by_key=True)
-    with pytest.raises(EngineError, match="tuple_rows"):
-        engine.pipeline("q", queue, tuple_rows=0)
+    for setting, number_of in (
+        ("tuple_rows", 0),
+        ("tuple_rows", 10**12),
+        ("lanes", 10**9),
+        ("ackers", 2000),
+        ("slow", float("inf")),
+    ):
+        with pytest.raises(EngineError, match=rf"\[BAD_OPTION\] {setting} is .* from .* to "):
+            engine.pipeline("q", queue, **{setting: number_of})
     with pytest.raises(EngineError, match="whole number"):
         engine.pipeline("q", queue, lanes=1.5)  # type: ignore[arg-type]
     lock = threading.Lock()

@@ -296,10 +296,12 @@ def test_the_chain_travels() -> None:
         ({"ttl": 0}, "ttl"),
         ({"ttl": float("nan")}, "ttl"),
         ({"max_attempts": -1}, "max_attempts"),
-        ({"max_attempts": 1.5}, "whole number from 1 on"),
+        ({"max_attempts": 1.5}, "whole number from 1 to 1000000000"),
+        ({"max_attempts": 10**30}, "whole number from 1 to 1000000000"),
         ({"retry_delay": -1}, "number from 0 to"),
         ({"retry_delay": float("inf")}, "retry_delay"),
         ({"concurrency": True}, "conc"),
+        ({"concurrency": 10**9}, "whole number from 1 to 10000"),
     ],
 )
 def test_a_bad_setting_is_refused(settings: dict[str, Any], what: str) -> None:

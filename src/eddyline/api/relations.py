@@ -163,11 +163,11 @@ class Relations:
         Args:
             name: name of the pipeline; its dead letters are the stream `<name>__dead`.
             source: the queue. Only one pipeline may read it.
-            lanes: number of concurrent Spark tasks; 0: as many as Spark has cores.
-            tuple_rows: number of records that are sent to a lane, and acknowledged, together.
+            lanes: number of concurrent Spark tasks, at most 1,024; 0: as many as Spark has cores.
+            tuple_rows: number of records that are sent to a lane, and acknowledged, together; at most 1,000,000.
             slow: the send window of a lane shrinks if it takes longer than this, in seconds.
             acks: whether failed records are retried; if not, they are dropped.
-            ackers: number of tasks that add up the acknowledgements of a batch.
+            ackers: number of tasks that add up the acknowledgements of a batch, at most 1,024.
 
         Raises:
             EngineError: BAD_OPTION: a number is out of its range. QUEUE_IN_USE: another pipeline reads the queue.

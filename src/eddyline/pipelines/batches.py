@@ -56,6 +56,8 @@ PAUSE_SHARE = 0.1  # of the longest retry delay: how often to look for due recor
 LOOK_S = 5.0  # how old the number of unread records may be
 HISTORY_S = 1.0  # the history is written at most so often while batches follow each other
 ACKED = ("started", "done", "failed", "timed_out", "in_flight")  # of the counts of the acker
+LANES_MAX = ACKERS_MAX = 1024
+TUPLE_ROWS_MAX = 1_000_000
 PATIENCE = 2  # a tuple waits for its lane for this multiple of `slow`
 
 
@@ -80,10 +82,10 @@ class PipelineSettings:
     ackers: int = 1
 
     def __post_init__(self) -> None:
-        check_number("lanes", self.lanes, 0)
-        check_number("tuple_rows", self.tuple_rows, 1)
-        check_number("ackers", self.ackers, 1, 1024)
-        check_number("slow", self.slow_s, 0.001, whole=False)
+        check_number("lanes", self.lanes, 0, LANES_MAX)
+        check_number("tuple_rows", self.tuple_rows, 1, TUPLE_ROWS_MAX)
+        check_number("ackers", self.ackers, 1, ACKERS_MAX)
+        check_number("slow", self.slow_s, 0.001, TIME_MAX_S, whole=False)
 
 
 class PipelineStream:

@@ -32,6 +32,8 @@ MAX_ATTEMPTS = 5
 CONCURRENCY = 32
 RETRY_DELAY_S = 1.0
 TIME_MAX_S = 30 * 24 * 3600
+ATTEMPTS_LIMIT = 1_000_000_000  # of `max_attempts`: a record has as many only after years
+CONCURRENCY_LIMIT = 10_000
 
 RECORD, ASYNC, TABLE, GROUP, FIT = "record", "async", "table", "group", "fit"
 
@@ -87,9 +89,9 @@ class Bolt:
     def __post_init__(self) -> None:
         of = f"of bolt {self.name}"
         check_number(f"ttl {of}", self.ttl, 0.001, TIME_MAX_S, whole=False)
-        check_number(f"max_attempts {of}", self.max_attempts, 1)
+        check_number(f"max_attempts {of}", self.max_attempts, 1, ATTEMPTS_LIMIT)
         check_number(f"retry_delay {of}", self.retry_delay, 0, TIME_MAX_S, whole=False)
-        check_number(f"concurrency {of}", self.concurrency, 1)
+        check_number(f"concurrency {of}", self.concurrency, 1, CONCURRENCY_LIMIT)
 
     @classmethod
     def of(
