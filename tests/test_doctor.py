@@ -114,6 +114,15 @@ def test_init_replaces_nothing(tmp_path, capsys) -> None:
     assert main(["init", str(tmp_path / "file")]) == 2
 
 
+def test_init_takes_no_folder_of_something_else(tmp_path, capsys) -> None:
+    (tmp_path / "catalog.db").touch()
+    assert main(["init", str(tmp_path)]) == 2
+    assert "has catalog.db already" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["catalog.db"]
+    (tmp_path / "catalog.db").rename(tmp_path / ".git")
+    assert main(["init", str(tmp_path)]) == 0
+
+
 @pytest.mark.spark
 def test_the_project_of_init_runs(tmp_path, spark, capsys) -> None:
     assert main(["init", str(tmp_path)]) == 0

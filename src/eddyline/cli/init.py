@@ -81,20 +81,22 @@ def add_to(commands: Commands) -> None:
     """Add the command to the parser."""
     purpose = "make a small project: a script of views, data, and a test"
     parser = add_command(commands, "init", _init, purpose)
-    parser.add_argument("folder", metavar="DIR", help="a new or empty folder")
+    parser.add_argument(
+        "folder", metavar="DIR", help="a new or empty folder; hidden files may be in it"
+    )
     add_format(parser)
 
 
 def _init(args: argparse.Namespace) -> int:
     folder = Path(args.folder)
-    taken = [name for name in PROJECT if (folder / name).exists()]
-    if taken:
-        raise EngineError(
-            f"{folder} has {taken[0]} already",
-            condition="BAD_OPTION",
-            hint="give the name of a new folder",
-        )
     try:
+        taken = _taken(folder)
+        if taken:
+            raise EngineError(
+                f"{folder} has {taken[0]} already",
+                condition="BAD_OPTION",
+                hint="give the name of a new folder",
+            )
         for name, text in PROJECT.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
@@ -106,3 +108,10 @@ def _init(args: argparse.Namespace) -> int:
         ) from error
     show_rows(args.format, {"file": "made"}, [{"file": str(folder / name)} for name in PROJECT])
     return 0
+
+
+def _taken(folder: Path) -> list[str]:
+    """Return the names in a folder that keep a project out: not hidden ones of others, such as .git and .venv."""
+    own = [name for name in PROJECT if (folder / name).exists()]
+    found = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+    return [*own, *(name for name in found if not name.startswith("."))]
