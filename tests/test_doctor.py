@@ -16,6 +16,7 @@ from eddyline.cli import doctor, main
 from eddyline.cli.init import PROJECT
 from eddyline.errors import EngineError
 from eddyline.spark import java
+from waiting import PATIENCE_S
 
 
 def fake(folder: Path, name: str, output: str) -> Path:
@@ -121,6 +122,21 @@ def test_init_takes_no_folder_of_something_else(tmp_path, capsys) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["catalog.db"]
     (tmp_path / "catalog.db").rename(tmp_path / ".git")
     assert main(["init", str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_output_that_cannot_be_written_is_one_message(tmp_path, form) -> None:
+    """Standard output is a file on a full disk."""
+    code = "from eddyline.cli import main; raise SystemExit(main())"
+    command = [sys.executable, "-c", code, "init", str(tmp_path), "--format", form]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=False
+        )
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert "OUTPUT_FAILED" in line
+    assert "No space left on device" in line
 
 
 @pytest.mark.spark

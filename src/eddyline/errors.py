@@ -156,6 +156,7 @@ CONDITIONS: dict[str, Condition] = {
     "UNKNOWN_TIME_ZONE": Condition(USER, False, "The session's time zone has no name that all parts know. Use a name of the IANA database."),
     "UNSUPPORTED_STORAGE": Condition(USER, False, "The storage is not on a file system that this version can use. Give a local or mounted path."),
     "UNUSABLE_STORAGE": Condition(ENVIRONMENT, False, "The storage folder can't be created. Give one that this process may write to."),
+    "OUTPUT_FAILED": Condition(ENVIRONMENT, False, "What a command prints can't be written, such as to a file on a full disk. Make room, or write it elsewhere."),
     "WRITE_FAILED": Condition(ENVIRONMENT, True, "The storage can't be written. Free space or mend the disk; nothing is half written."),
     "WRITE_UNCERTAIN": Condition(ENVIRONMENT, False, "Rows were written, but the disk has neither made them durable nor let them be removed. Mend it, and look whether they are there before you write them again."),
     # sinks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 import warnings
@@ -65,6 +66,10 @@ ENTRY_POINTS = "eddyline.commands"
 """Entry points of other packages: modules with `add_arguments(parser)` and `run(args) -> int`."""
 
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Codes of errors with which standard output fails; the storage's own errors are translated where they are raised."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
@@ -89,8 +94,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return INTERRUPTED
         if isinstance(cause, BrokenPipeError):
             # the reader of the pipe has closed it (`| head`): the rest of the output is not wanted
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _discard_output()
             return 0
+        if isinstance(cause, OSError) and cause.errno in _NO_ROOM:
+            cause = _output_error(cause)
         if not isinstance(cause, EddylineError):
             raise
         show_error(getattr(args, "format", ""), cause)
@@ -105,6 +112,21 @@ def _cause(error: Exception) -> Exception:
 
         return lost_jvm(error) or error
     return error
+
+
+def _output_error(error: OSError) -> EngineError:
+    """Return the error for an output that can't be written, and discard the rest of it."""
+    _discard_output()
+    return EngineError(
+        f"the output can't be written: {error.strerror}",
+        condition="OUTPUT_FAILED",
+        hint="make room, or write it elsewhere",
+    )
+
+
+def _discard_output() -> None:
+    """Let what is printed from now on, and what Python still holds, go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _interrupted(error: BaseException | None) -> bool:
