@@ -81,10 +81,25 @@ def waiting(queue: DataQueue) -> list[bytes]:
 def test_what_is_acknowledged_is_durable(server, queue, files):
     files.arm(0)
     status, _, answer = post(server, b'{"a": 1}\n{"a": 2}\r\n\nplain')
-    assert (status, answer) == (200, {"records": 4})
+    assert (status, answer) == (200, {"records": 3})
     effects = [effect.split()[0] for effect in files.effects()]
     assert effects[-2:] == ["sync", "overwrite"]  # flushed, and then marked as flushed
-    assert waiting(queue) == [b'{"a": 1}', b'{"a": 2}', b"", b"plain"]
+    assert waiting(queue) == [b'{"a": 1}', b'{"a": 2}', b"plain"]
+
+
+def test_a_blank_line_is_a_record_of_text_and_not_of_json(server, queue):
+    body = b"\n{}\n \t\n{}\n\n"
+    assert post(server, body, Content_Type="application/jsonl")[2] == {"records": 2}
+    assert post(server, body, Content_Type="text/plain")[2] == {"records": 5}
+    assert waiting(queue) == [b"{}", b"{}", b"", b"{}", b" \t", b"{}", b""]
+    assert post(server, b"\n \n")[2] == {"records": 0}
+
+
+@pytest.mark.parametrize("charset", ["utf-8", '"UTF8"', "us-ascii"])
+def test_texts_that_are_utf_8_are_read(server, queue, charset):
+    kind = f"text/plain; format=flowed; Charset={charset}"
+    assert post(server, b"a", Content_Type=kind, Content_Encoding="identity")[0] == 200
+    assert waiting(queue) == [b"a"]
 
 
 def test_records_of_a_request_may_have_a_key(server, queue):
@@ -117,6 +132,11 @@ def test_an_empty_body_holds_no_record(server, queue):
         ({"Authorization": TOKEN}, b"a", 401),
         ({"Authorization": "Bearer café"}, b"a", 401),
         ({"Content_Type": "application/xml"}, b"a", 415),
+        ({"Content_Type": "text/plain; charset=latin-1"}, b"caf\xe9", 415),
+        ({"Content_Type": 'application/json;charset="utf-16"'}, b"{}", 415),
+        ({"Content_Encoding": "gzip"}, b"\x1f\x8b", 415),
+        ({"Content_Type": "application/json"}, b"", 400),
+        ({"Content_Type": "application/json"}, b" \n", 400),
         ({}, b"x" * (LIMIT + 1), 413),
     ],
 )

@@ -4,16 +4,17 @@
     POST /records?key=K    the same, and all records get the key K
     GET  /health           answers 204 while the endpoint runs, also with a full queue
 
-A body of the type application/json is one record, with its line ends. Requests other than /health need
+A body of the type application/json is one record, with its line ends. In JSON lines blank lines are left out; in
+text each is an empty record. Requests other than /health need
 `Authorization: Bearer <token>`. A request is accepted completely or not at all. Errors:
 
 | status | reason |
 |---|---|
-| 400 | the body ends too early |
+| 400 | the body ends too early, or is empty where it should be one document |
 | 401 | no token, or another one |
 | 408 | the body takes too long |
 | 413 | more bytes than allowed |
-| 415 | the content is neither text nor JSON |
+| 415 | the content is neither text nor JSON, or compressed, or not in UTF-8 |
 | 429 | the queue is full, or too many requests wait; retry after the seconds in `Retry-After` |
 | 503 | the queue's disk or brokers fail; the records may or may not have been put |
 """
@@ -45,7 +46,9 @@ BODY_BYTES_MAX = 8 << 20
 REQUESTS_MAX = 32
 BODY_SECONDS_MAX = 30.0
 RETRY_AFTER_S = 1
-TYPES = ("application/x-ndjson", "application/jsonl", "text/plain")  # a record a line
+TEXT = "text/plain"
+TYPES = ("application/x-ndjson", "application/jsonl", TEXT)  # a record a line
+CHARSETS = ("utf-8", "utf8", "us-ascii", "ascii")
 DOCUMENT = "application/json"
 
 
@@ -111,7 +114,7 @@ class Ingest:
         try:
             async with asyncio.timeout(self.body_seconds_max):
                 body = await self._body(request)
-            payloads = pa.array([body] if kind == DOCUMENT else _lines(body), pa.binary())
+            payloads = pa.array(_records(body, kind), pa.binary())
             key = request.query_params.get("key")
             keys = None if key is None else pa.repeat(key.encode(), len(payloads))
             self._threads = self._threads or CapacityLimiter(self.requests_max)
@@ -132,7 +135,7 @@ class Ingest:
             self._requests -= 1
 
     def _admit(self, request: Request) -> str:
-        """Check token, type and size before the body is read; return the type.
+        """Check token, type, encoding and size before the body is read; return the type.
 
         Raises:
             _RefusedError: one is wrong.
@@ -140,12 +143,18 @@ class Ingest:
         given = request.headers.get("authorization", "").encode("latin-1", "replace")
         if not hmac.compare_digest(given, self._expected):
             raise _RefusedError(401, "a bearer token is needed", WWW_Authenticate="Bearer")
-        kind = request.headers.get("content-type", "text/plain").partition(";")[0].strip()
-        kind = kind.lower()
+        kind, _, parameters = request.headers.get("content-type", TEXT).lower().partition(";")
+        kind = kind.strip()
         if kind not in (*TYPES, DOCUMENT):
             raise _RefusedError(
                 415, f"send {' or '.join(TYPES)}, a record a line, or {DOCUMENT}, one record"
             )
+        if (charset := _charset(parameters)) not in CHARSETS:
+            raise _RefusedError(415, f"the charset {charset} is not read: send UTF-8")
+        encoding = request.headers.get("content-encoding", "").strip().lower()
+        if encoding not in ("", "identity"):
+            why = f"the Content-Encoding {encoding} is not read: send the body as it is"
+            raise _RefusedError(415, why, Accept_Encoding="identity")
         announced = request.headers.get("content-length", "0")
         if not announced.isdigit() or int(announced) > self.body_bytes_max:
             raise self._too_large()
@@ -251,6 +260,30 @@ async def _health(_: Request) -> Response:
     return Response(status_code=204)
 
 
-def _lines(body: bytes) -> list[bytes]:
-    lines = body.replace(b"\r\n", b"\n").removesuffix(b"\n")
-    return lines.split(b"\n") if lines else []
+def _charset(parameters: str) -> str:
+    """Return the charset of the parameters of a Content-Type, UTF-8 by default.
+
+    Example:
+        >>> _charset(' format=flowed; charset="latin-1"')
+        'latin-1'
+    """
+    for parameter in parameters.split(";"):
+        name, _, value = parameter.partition("=")
+        if name.strip() == "charset":
+            return value.strip().strip('"')
+    return "utf-8"
+
+
+def _records(body: bytes, kind: str) -> list[bytes]:
+    """Return the records of a body.
+
+    Raises:
+        _RefusedError: it should be one document, and is empty.
+    """
+    if kind == DOCUMENT:
+        if not body.strip():
+            raise _RefusedError(400, "the body is empty: send one document")
+        return [body]
+    text = body.replace(b"\r\n", b"\n").removesuffix(b"\n")
+    lines = text.split(b"\n") if text else []
+    return lines if kind == TEXT else [line for line in lines if line.strip()]
