@@ -243,6 +243,36 @@ class TestVectorised:
         assert BoltChain(bolts).run(records("1", "x", "3")).rows == [2, 6]
 
 
+def far(table: pa.Table) -> pa.Table:
+    """Give the record `bad` a time that Python has none of."""
+    times = [2**60 if value == b"bad" else 0 for value in table["payload"].to_pylist()]
+    return pa.table({"at": pa.array(times).cast(pa.timestamp("us"))})
+
+
+def test_a_row_that_python_has_no_values_for_fails_its_record_alone() -> None:
+    def year(row: dict[str, Any]) -> int:
+        return row["at"].year
+
+    async def later(row: dict[str, Any]) -> int:
+        return year(row)
+
+    first = Bolt.of(far, None, vectorised=True)
+    for function in (year, later):
+        worked = BoltChain([first, Bolt.of(function, None)]).run(records("a", "bad", "b"))
+        assert worked.rows == [1970, 1970]
+        assert worked.done.tolist() == [True, False, True]
+        assert worked.reasons == {1: "OverflowError: date value out of range"}
+    assert BoltChain([first, Bolt.of(year, None)]).run(records("bad")).rows == []
+
+
+def test_a_key_with_such_a_row_is_not_joined() -> None:
+    bolts = [Bolt.of(far, None, vectorised=True), Bolt.of(len, "join", by_key=True)]
+    worked = BoltChain(bolts).run(records("a", "bad", "b", "c", keys=["x", "x", "y", "y"]))
+    assert worked.rows == [2]
+    assert worked.done.tolist() == [False, False, True, True]
+    assert (list(worked.reasons), worked.held.tolist()) == ([1], [True, False, False, False])
+
+
 def test_rows_of_one_key_are_joined_and_fail_together() -> None:
     def join(rows: list[dict[str, Any]]) -> str:
         if len(rows) == 1:
@@ -350,7 +380,13 @@ def test_what_nobody_awaits_fails_its_record() -> None:
         assert all("nobody awaits" in str(why) for why in worked.reasons.values())
 
 
-@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+class PanicError(BaseException):
+    """As of a library in Rust."""
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit, KeyboardInterrupt, asyncio.CancelledError, PanicError]
+)
 def test_no_error_of_one_record_ends_the_calls_for_the_others(error: type[BaseException]) -> None:
     def plain(row: str) -> str:
         if row == "bad":

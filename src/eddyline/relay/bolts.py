@@ -183,16 +183,44 @@ def _run_bolt(
         return BoltOutput([], np.empty(0, np.int64), np.empty(0, np.int64), {})
     if bolt.kind == TABLE or bolt.kind == FIT:
         return _run_vectorised(bolt, rows)
-    arguments = rows.to_pylist() if isinstance(rows, pa.Table) else rows
-    if bolt.kind == ASYNC:
-        return _flatten(*call_concurrently(bolt.function, arguments, bolt.ttl, bolt.concurrency))
+    arguments, unreadable = _python_rows(rows)
+    calls: list[Indices] | None = None  # the rows of each call; None: one call for each row
+    held: list[Indices] = []
     if bolt.kind == GROUP:
-        complete, incomplete = groups()
-        lists = [[arguments[index] for index in group] for group in complete]
-        output = _flatten(*call_each(bolt.function, lists, bolt.ttl), complete)
-        output.failed.update((int(index), None) for group in incomplete for index in group)
-        return output
-    return _flatten(*call_each(bolt.function, arguments, bolt.ttl))
+        complete, held = groups()
+        broken = [any(int(row) in unreadable for row in group) for group in complete]
+        calls = [group for group, bad in zip(complete, broken, strict=True) if not bad]
+        held += [group for group, bad in zip(complete, broken, strict=True) if bad]
+        arguments = [[arguments[row] for row in group] for group in calls]
+    elif unreadable:
+        calls = [np.array([row]) for row in range(len(arguments)) if row not in unreadable]
+        arguments = [arguments[row] for (row,) in calls]
+    if bolt.kind == ASYNC:
+        results = call_concurrently(bolt.function, arguments, bolt.ttl, bolt.concurrency)
+    else:
+        results = call_each(bolt.function, arguments, bolt.ttl)
+    output = _flatten(*results, calls)
+    output.failed.update((int(row), None) for group in held for row in group)
+    output.failed.update(unreadable)
+    return output
+
+
+def _python_rows(rows: Rows) -> tuple[list[Any], Reasons]:
+    """Return the rows of a table as dicts, with None for those that Python has no values for, and why, by index."""
+    if not isinstance(rows, pa.Table):
+        return rows, {}
+    try:
+        return rows.to_pylist(), {}
+    except (ValueError, OverflowError):  # such as a date after the year 9999
+        found: list[Any] = []
+        unreadable: Reasons = {}
+    for index in range(rows.num_rows):
+        try:
+            found += rows.slice(index, 1).to_pylist()
+        except (ValueError, OverflowError) as error:
+            found.append(None)
+            unreadable[index] = failure_reason(error)
+    return found, unreadable
 
 
 def _run_vectorised(bolt: Bolt, rows: Rows) -> BoltOutput:

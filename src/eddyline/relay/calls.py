@@ -27,9 +27,6 @@ REASON_CHARACTERS = 500
 POLL_S = 0.05  # between two looks whether a call has ended
 TIMEOUTS_MAX = 3  # for one bolt and tuple; after so many time-outs the rest isn't tried
 
-ENDS = (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError)
-"""What may come out of a user's function: none of it may end the thread, or the event loop, that makes the other calls."""
-
 Reasons: TypeAlias = dict[int, str | None]  # by index of the argument; None: not tried
 
 
@@ -108,7 +105,7 @@ def call_concurrently(
                     result = _as_list(await function(arguments[index]))
                 outputs[index] = result
                 del failed[index]
-            except ENDS as error:
+            except BaseException as error:  # noqa: BLE001  # as in `_Calls.run`
                 if not limit.expired():
                     failed[index] = failure_reason(error)
 
@@ -201,7 +198,8 @@ class _Calls:
             outputs: list[Any] = []
             try:
                 outputs = _as_list(self.function(self.arguments[index]))
-            except ENDS as error:
+            # also SystemExit, and a panic of a library in Rust: nothing may end the thread that makes the other calls
+            except BaseException as error:  # noqa: BLE001
                 self.failed[index] = error
             if self.abandoned:
                 return
