@@ -176,6 +176,17 @@ class TestVectorised:
         assert worked.rows["payload"][699:701].to_pylist() == [b"a", b"b"]
         assert len(calls) == 1 + 2 * 10
 
+    def test_the_rest_may_have_columns_of_several_types(self) -> None:
+        def typed(table: pa.Table) -> pa.Table:
+            payloads = table["payload"].to_pylist()
+            if b"bad" in payloads:
+                raise ValueError(payloads)
+            return pa.table({"v": [1 if payload == b"1" else "s" for payload in payloads]})
+
+        worked = chain(typed, vectorised=True).run(records("1", "1", "bad", "s"))
+        assert worked.rows == [{"v": 1}, {"v": 1}, {"v": "s"}]
+        assert worked.done.tolist() == [True, True, False, True]
+
     def test_a_slow_row_is_found_and_a_function_that_hangs_is_given_up(self) -> None:
         def wait(table: pa.Table) -> pa.Table:
             if b"slow" in table["payload"].to_pylist():

@@ -326,11 +326,19 @@ def _concat(parts: Sequence[tuple[int, BoltOutput]], failed: Reasons) -> BoltOut
         before += len(output.rows)
     empty = np.empty(0, np.int64)
     return BoltOutput(
-        pa.concat_tables(tables, promote_options="permissive") if tables else [],
+        _joined(tables),
         np.concatenate([empty, *outputs]),
         np.concatenate([empty, *inputs]),
         failed,
     )
+
+
+def _joined(tables: Sequence[pa.Table]) -> Rows:
+    """Return the rows of tables: as one table, or as dicts if a column has types of which none holds all values."""
+    try:
+        return pa.concat_tables(tables, promote_options="permissive") if tables else []
+    except pa.ArrowException:
+        return [row for table in tables for row in table.to_pylist()]
 
 
 def _output_owners(output: BoltOutput, owners: Indices) -> Indices:
