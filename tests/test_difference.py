@@ -15,6 +15,7 @@ from eddyline.answers.difference import SHOWN_ROWS, Difference, difference, fram
 pytestmark = pytest.mark.spark
 
 NAN = "double('NaN')"
+FAR = "TIMESTAMP_NTZ '+12000-01-01 00:00:00', DATE '-0044-03-15'"
 EQUAL = {
     "empty": ("SELECT 1 AS n WHERE false", "SELECT 1 AS n WHERE false"),
     "copies": (
@@ -32,6 +33,7 @@ EQUAL = {
         "VALUES (named_struct('x', 1)), (null)",
         "VALUES (null), (named_struct('x', 1))",
     ),
+    "times that Python has none of": (f"VALUES ({FAR}, 0.1D + 0.2D)", f"VALUES ({FAR}, 0.3D)"),
     "arrays": ("VALUES (1, array(1.5D, null))", "VALUES (1, array(1.5D, null))"),
     "collated": ("SELECT 'a' COLLATE UTF8_LCASE AS s", "SELECT 'a' COLLATE UTF8_LCASE AS s"),
 }
@@ -62,6 +64,13 @@ def test_rows_that_differ_are_shown(spark: SparkSession, tasks: int) -> None:
     assert {row["v"] for row in found.left_only} == {7.0, 8.0}
     assert {row["v"] for row in found.right_only} == {7.000001, 1000.0}
     assert {"k": 8, "v": 8.0, "m": [("id", 8)]} in found.left_only
+
+
+def test_times_that_python_has_none_of_are_shown(spark: SparkSession) -> None:
+    left, right = (spark.sql(f"VALUES ({FAR}, {n})") for n in (1, 2))
+    found = frames_difference(left, right, 1)
+    assert [row["col3"] for row in (*found.left_only, *found.right_only)] == [1, 2]
+    assert "12000-01-01" in found.left_only[0]["col1"]
 
 
 def test_rows_that_are_nearly_equal_are_not_shown_beside_one_that_differs() -> None:

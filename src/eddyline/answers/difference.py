@@ -149,7 +149,7 @@ def _read(data: bytes) -> pa.Table:
 def _unmatched(rest: pa.Table) -> tuple[pa.Table, pa.Table]:
     """Return the first rows that only one side has, of net changes; floats that are nearly equal match."""
     weights = rest[WEIGHT].to_numpy()
-    rows = rest.drop_columns([WEIGHT])
+    rows = _with_python_values(rest.drop_columns([WEIGHT]))
     sides = [
         repeat(rows.filter(pa.array(sign * weights > 0)), sign * weights[sign * weights > 0])
         for sign in (1, -1)
@@ -195,6 +195,18 @@ def _only(
 
 def _comparable(table: pa.Table) -> list[tuple[Any, ...]]:
     return [tuple(_with_sorted_maps(value) for value in row.values()) for row in table.to_pylist()]
+
+
+def _with_python_values(table: pa.Table) -> pa.Table:
+    """Return a table with texts in the columns that have dates or times of which Python has none."""
+    for place, name in enumerate(table.column_names):
+        column = table.column(place)
+        if pa.types.is_temporal(column.type):
+            try:
+                column.to_pylist()
+            except OverflowError:
+                table = table.set_column(place, name, column.cast(pa.string()))
+    return table
 
 
 def _key(row: tuple[Any, ...]) -> tuple[str, list[float]]:
