@@ -22,7 +22,16 @@ from eddyline_apps.guard.notifying import Undelivered
 from eddyline_apps.guard.reading import Line
 from eddyline_apps.guard.running import _Watch
 from eddyline_apps.guard.service import Admission, Decided, Guard, Quiet
-from eddyline_apps.guard.timing import NEIGHBOURS, count_ahead, misdated, parts_by_time, replayed
+from eddyline_apps.guard.tables import script
+from eddyline_apps.guard.timing import (
+    NEIGHBOURS,
+    count_ahead,
+    misdated,
+    parts_by_time,
+    replayed,
+    times_of,
+)
+from eddyline_apps.guard.unreadable import PATTERN, Unreadable
 from eddyline_apps.guard.verifying import DOMAINS, Verification
 from eddyline_apps.processes import members
 from processes import Child
@@ -113,6 +122,34 @@ def test_lines_ahead_of_the_clock_are_counted():
     assert count_ahead(lines, START) == 1
 
 
+def test_the_time_of_a_line_is_not_that_of_a_login():
+    lines = [Line("a", 0, line("192.0.2.1 - [09/Mar/2099:10:00:00 +0000]", 7))]
+    assert list(times_of(lines)) == [START + timedelta(seconds=7)]
+
+
+def test_lines_that_cannot_be_read_are_counted():
+    assert f"r'^{PATTERN}\\r?\\z|(?s)^.*\\z'" in script()
+    good = ["192.0.2.1", "a.example:80 ::ffff:192.0.2.1", "::1 - ann lee", "a.example 2001:DB8::1"]
+    bad = [
+        "192.0.2.1, 10.0.0.2",
+        "client.example",
+        "192.0.2.999",
+        "192.0.2.1:80",
+        "fe80::1%x",
+        "a b",
+    ]
+    unread = Unreadable()
+    unread.observe([Line("a", 0, text) for text in (*(line(one, 0) for one in good), "", " ")])
+    assert unread.lines == 0
+    lines = [line(one, 0) for one in bad] + [line("::1", 0).replace("02/Mar", "31/Feb"), "x" * 999]
+    unread.observe([Line("a", 0, text) for text in lines])
+    assert unread.lines == len(lines)
+    assert lines[0].startswith(unread.first)
+    assert unread.text.startswith(
+        "8 lines can't be read and don't count, such as '192.0.2.1, 10.0.0.2"
+    )
+
+
 def test_a_missing_log_is_named(tmp_path):
     (tmp_path / "guard.yml").write_text(CONFIG)
     with pytest.raises(DataError, match="LOG_NOT_READABLE"):
@@ -163,23 +200,28 @@ def test_programs_get_what_happens_as_events(capsys):
         def learn(self, now):
             return 0
 
+    unread = Unreadable()
+    unread.observe([Line("a", 0, "?")])
     for form in ("table", "json"):
         watch = _Watch(Output(form), dry_run=form == "json")
         watch.admitted(START, [Admission("192.0.2.9", "flood", "200 requests in 10 s")])
         decided = ("192.0.2.7", "block", "ann", "scans", "2026-01-02 03:04:05")
         watch.decided(START, [Decided(*decided)])
         watch.freed(START, ["192.0.2.9"])
+        watch.left_out(START, 2, unread)
         watch.take_notes(Reached(), START)
     shown = capsys.readouterr().out.splitlines()
     time = f"{START:%FT%TZ}"
-    assert shown[:5] == [
+    assert shown[:7] == [
         f"{time} blocked 192.0.2.9 flood: 200 requests in 10 s",
         f"{time} by hand: block 192.0.2.7 until 2026-01-02 03:04:05, ann: scans",
         f"{time} freed 192.0.2.9",
+        f"{time} 2 lines are dated more than 5 minutes ahead of this machine's clock: they don't count",
+        f"{time} {unread.text}",
         f"{time} quiet: coast, Beacon: 3 requests in 5 minutes, 41.5 are usual",
         f"{time} back: delta, -: 70 requests in 5 minutes, None are usual",
     ]
-    blocked, decision, freed, quiet, back = map(json.loads, shown[5:])
+    blocked, decision, freed, ahead, unreadable, quiet, back = map(json.loads, shown[7:])
     assert blocked == {
         "event": "blocked", "time": time, "target": "192.0.2.9", "rule": "flood",
         "evidence": "200 requests in 10 s", "dry_run": True,
@@ -190,6 +232,8 @@ def test_programs_get_what_happens_as_events(capsys):
         False,
     )
     assert freed == {"event": "freed", "time": time, "target": "192.0.2.9"}
+    assert (ahead["event"], ahead["lines"]) == ("misdated", 2)
+    assert unreadable == {"event": "unreadable", "time": time, "lines": 1, "first": "?"}
     assert [quiet[name] for name in ("event", "requests", "usual")] == ["quiet", 3, 41.5]
     assert [back[name] for name in ("event", "requests", "usual")] == ["back", 70, None]
 
@@ -358,6 +402,7 @@ def test_a_line_of_the_future_hides_no_attack(tmp_path, capsys):
     lines = [
         *normal(40, 0, 9),
         line("198.51.9.7", century),
+        "no request",
         *(line("192.0.2.9", 12 + n // 20, "/x.png") for n in range(200)),
         *(line("192.0.2.66", hours, "/x.png") for _ in range(100)),
         *normal(40, 22, 120),
@@ -367,7 +412,11 @@ def test_a_line_of_the_future_hides_no_attack(tmp_path, capsys):
     assert guard.run(arguments(*words, "--format", "json")) == 0
     found = [json.loads(text) for text in capsys.readouterr().out.splitlines()]
     assert [one["target"] for one in found if one["event"] == "blocked"] == ["192.0.2.9"]
-    assert found[-2:] == [{"event": "misdated", "lines": 101}, {"event": "replayed", "blocked": 1}]
+    assert found[-3:] == [
+        {"event": "misdated", "lines": 101},
+        {"event": "unreadable", "lines": 1, "first": "no request"},
+        {"event": "replayed", "blocked": 1},
+    ]
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,8 @@ def written(format, row, zone="+0530"):
 # --- a plain parser of the combined formats, to compare with on random text ---
 
 PLAIN = re.compile(
-    r"(?:(\S+?)(?::\d+ | (?=\S*[.:])))?(\S+) \S+ (\S+) \[(\d\d)/(\w{3})/([12]\d{3}):(\d\d):(\d\d):(\d\d) ([+-])(\d\d)(\d\d)\] "
+    r"(?:((?:[^\s,:]+|\[[^\s,\]]*\])(?=:\d+ )|[^\s,]+(?= \S*[.:]))(?::\d+)? )?"
+    r"([^\s,]+) (?:-|[^\s,]+(?= \S+ \[)) ([^\r\n]*?) \[(\d\d)/(\w{3})/([12]\d{3}):(\d\d):(\d\d):(\d\d) ([+-])(\d\d)(\d\d)\] "
     r'"((?:[^"\\\n]|\\[^\n\r\x85\u2028\u2029])*)" (\d{3}) (-?\d+|-)'
     r'(?: "((?:[^"\\\n]|\\[^\n\r\x85\u2028\u2029])*)" "((?:[^"\\\n]|\\[^\n\r\x85\u2028\u2029])*)")?\r?',
     re.ASCII,
@@ -228,9 +229,9 @@ def plain(line):
     return {
         "moment": local - shift if sign == "+" else local + shift,
         "zone": f"{sign}{hours}:{minutes}",
-        "site": re.sub(r":[0-9]+\Z", "", site.lower()) if site else "-",
+        "site": re.sub(r"^([^:]*|\[.*\]):[0-9]+\Z", r"\1", site.lower()) if site else "-",
         "host": host,
-        "user": None if user == "-" else user,
+        "user": None if user in ("", "-") else user,
         "cookie": None,
         "method": method if method not in ("", "-") else "-",
         "path": path,
@@ -443,10 +444,22 @@ SITES = {
     "192.0.2.1 - -": ("-", "192.0.2.1", None),
     "::1 - -": ("-", "::1", None),
     "192.0.2.1 id.example ann": ("-", "192.0.2.1", "ann"),
-    "192.0.2.1 - ann 192.0.2.2": None,  # a login with a space
-    "192.0.2.1 - 192.0.2.2 -": None,
+    "192.0.2.1 - ann 192.0.2.2": ("-", "192.0.2.1", "ann 192.0.2.2"),
+    "192.0.2.1 - 192.0.2.2 -": ("-", "192.0.2.1", "192.0.2.2 -"),
+    "192.0.2.1 - a [01/Mar/2026:10:00:00 +0000]": (
+        "-",
+        "192.0.2.1",
+        "a [01/Mar/2026:10:00:00 +0000]",
+    ),
+    "2001:db8::80 - ann lee": ("-", "2001:db8::80", "ann lee"),
+    "a.example 192.0.2.1 - ann lee": ("a.example", "192.0.2.1", "ann lee"),
+    "2001:db8::80 2001:db8::1 - -": ("2001:db8::80", "2001:db8::1", None),
+    "[2001:db8::80]:443 2001:db8::1 - -": ("[2001:db8::80]", "2001:db8::1", None),
     "a.example client - -": None,
-    "a.example 192.0.2.1 - ann lee": None,
+    "192.0.2.1 id ann lee": None,
+    "198.51.100.7, 10.0.0.2 - -": None,  # nobody knows who of them is the client
+    "10.0.0.2 198.51.100.7, 10.0.0.3 - -": None,
+    "10.0.0.2 198.51.100.7,10.0.0.3 -": None,
 }
 MEASURED = {
     "combined": f'192.0.2.1 - - {STAMP} "GET / HTTP/1.1" 200 SIZE',

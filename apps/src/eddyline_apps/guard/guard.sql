@@ -33,8 +33,9 @@
 -- No line, whatever it holds, makes a view fail.
 
 -- The well-formed requests. common, combined and vhost_combined formats, the site with or without a port, with an optional time that the
--- request took, in seconds, at the end. The quantifiers inside quotes are possessive: a line of any
--- length is matched in linear time. A line that is dated more than 5 minutes after it was read is left out, as its clock
+-- request took, in seconds, at the end. After the address come `-` and the login, which may hold spaces, or two words. Sites
+-- and addresses hold no comma: of a list, nobody knows whose address the client's is. The quantifiers inside quotes are
+-- possessive, and a login ends at the first date that a quote follows: a line of any length is matched in linear time. A line that is dated more than 5 minutes after it was read is left out, as its clock
 -- was wrong. seen_at: its time, but not later than it was read, so that no block is longer than the rule says.
 CREATE VIEW requests AS
 SELECT
@@ -72,7 +73,7 @@ FROM (
   FROM (
     SELECT read_at, split(regexp_replace(
       value,
-      r'^(?:(\S+?)(?::\d+ | (?=\S*[.:])))?(?i:::ffff:(?=[\d.]+ ))?(\S+) (\S+) (\S+) \[(\d\d/\w{3}/[12]\d{3}:\d\d:\d\d:\d\d [+-]\d{4})\] "([^"\\\n]*+(?:\\.[^"\\\n]*+)*+)" (\d{3}) (-?\d++|-)(?: "([^"\\\n]*+(?:\\.[^"\\\n]*+)*+)" "([^"\\\n]*+(?:\\.[^"\\\n]*+)*+)")?(?: (\d{1,9}(?:\.\d{1,9})?))?\r?\z|(?s)^.*\z',
+      r'^(?:((?:[^\s,:]++|\[[^\s,\]]*+\])(?=:\d++ )|[^\s,]++(?= \S*[.:]))(?::\d++)? )?(?i:::ffff:(?=[\d.]+ ))?([^\s,]++) (-|[^\s,]++(?= \S++ \[)) ([^\r\n]*?) \[(\d\d/\w{3}/[12]\d{3}:\d\d:\d\d:\d\d [+-]\d{4})\] "([^"\\\n]*+(?:\\.[^"\\\n]*+)*+)" (\d{3}) (-?\d++|-)(?: "([^"\\\n]*+(?:\\.[^"\\\n]*+)*+)" "([^"\\\n]*+(?:\\.[^"\\\n]*+)*+)")?(?: (\d{1,9}(?:\.\d{1,9})?))?\r?\z|(?s)^.*\z',
       '$1\n$2\n$3\n$4\n$5\n$6\n$7\n$8\n$9\n$10\n$11'
     ), '\n') AS f
     FROM log_lines

@@ -19,6 +19,7 @@ from eddyline.errors import StorageError
 from eddyline_apps.guard.notifying import Undelivered, notify, undelivered
 from eddyline_apps.guard.reading import LogReader
 from eddyline_apps.guard.timing import CLOCKS_DIFFER, count_ahead, replayed
+from eddyline_apps.guard.unreadable import PATTERN, Unreadable
 from eddyline_apps.guard.verifying import DNS
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ CLOCK_S = 1.0
 """Between two times of the clock while someone is on the list and the logs are quiet; and two looks at notifications."""
 
 FORGET_S = 60.0
-"""Between two deletions of old lines, and two messages about misdated ones."""
+"""Between two deletions of old lines, and two messages about misdated or unreadable ones."""
 
 LINES_MAX = 5_000
 """Lines an epoch: with more of them its views would run as Spark jobs, which is slower at first."""
@@ -60,6 +61,7 @@ def follow(
     out.say(f"following {', '.join(names)}", "following", logs=names)
     ticked = forgot = looked = time.monotonic()
     misdated, warned = 0, ticked - FORGET_S
+    unread, counts = Unreadable(), _reads_as_usual(guard)
     try:
         while True:
             started = time.monotonic()
@@ -69,6 +71,8 @@ def follow(
             if lines:
                 guard.insert(lines, reader.known, now)
                 misdated += count_ahead(lines, now)
+                if counts:
+                    unread.observe(lines)
             # While lines of the past are read, the clock waits for them: nobody is freed whose last
             # requests are still to come.
             quiet = guard.active and started - ticked >= CLOCK_S
@@ -89,9 +93,9 @@ def follow(
                 if admissions:  # in a small epoch of their own, before the next lines
                     watch.committed.wait(WAIT_S)
             watch.take_notes(guard, now)
-            if misdated and started - warned >= FORGET_S:
-                watch.misdated(now, misdated)
-                misdated, warned = 0, started
+            if (misdated or unread.lines) and started - warned >= FORGET_S:
+                watch.left_out(now, misdated, unread)
+                misdated, unread, warned = 0, Unreadable(), started
             if started - looked >= CLOCK_S:
                 with suppress(StorageError):  # a sink is dropped meanwhile
                     status = sinks_status(engine.files, engine.catalog, Epoch(0))
@@ -131,10 +135,13 @@ def replay(
     step_s = min(rule.block_s for rule in config.rules) / 2
     forgot = None
     misdated = 0
+    unread, counts = Unreadable(), _reads_as_usual(guard)
     latest = datetime.now(UTC) + CLOCKS_DIFFER
     for part, now, wrong in replayed(lambda: reader.read(LINES_MAX), step_s, latest):
         found.seen.update(word for line in part for word in line.value.split(" ", 2)[:2])
         misdated += wrong
+        if counts:
+            unread.observe(part)
         guard.insert(part, reader.known, now)
         guard.tick(now)
         engine.advance()
@@ -153,9 +160,17 @@ def replay(
     if misdated:
         text = f"{misdated:,} lines are dated far from the lines around them, or ahead of this machine's clock: the guard's clock doesn't follow them"
         out.say(text, "misdated", lines=misdated)
+    if unread.lines:
+        out.say(unread.text, "unreadable", lines=unread.lines, first=unread.first)
     text = f"{len(found.blocked)} addresses and networks would have been blocked"
     out.say(text, "replayed", blocked=len(found.blocked))
     return found
+
+
+def _reads_as_usual(guard: Guard) -> bool:
+    """Return whether the view `requests` reads lines as guard.sql does; the user's own may read others."""
+    view = guard.views.get("requests")
+    return view is not None and PATTERN in view.query
 
 
 class _Watch:
@@ -226,10 +241,13 @@ class _Watch:
             text = f"{how}: {one.action} {one.target} until {one.until}, {one.who}: {one.reason}"
             self._say(now, text, "decided", **one._asdict(), verified=verified)
 
-    def misdated(self, now: datetime, lines: int) -> None:
-        """Print how many lines are dated ahead of the clock."""
-        text = f"{lines:,} lines are dated more than 5 minutes ahead of this machine's clock: they don't count"
-        self._say(now, text, "misdated", lines=lines)
+    def left_out(self, now: datetime, misdated: int, unread: Unreadable) -> None:
+        """Print how many lines are dated ahead of the clock, and how many can't be read."""
+        if misdated:
+            text = f"{misdated:,} lines are dated more than 5 minutes ahead of this machine's clock: they don't count"
+            self._say(now, text, "misdated", lines=misdated)
+        if unread.lines:
+            self._say(now, unread.text, "unreadable", lines=unread.lines, first=unread.first)
 
     def delivering(self, now: datetime, failing: Sequence[Undelivered]) -> None:
         """Print which notifications work again, and for programs which fail: the engine has printed the error."""

@@ -19,7 +19,8 @@ NEIGHBOURS = 500
 """Dated lines on each side of one that seems to be misdated, with which it is compared."""
 
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
-_STAMP = re.compile(r"\[(\d\d/\w{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4})\]", re.ASCII)
+# a quote follows: a login may hold what looks like a date
+_STAMP = re.compile(r'\[(\d\d/\w{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4})\] "', re.ASCII)
 
 
 def times_of(lines: Iterable[Line]) -> Iterator[datetime | None]:
