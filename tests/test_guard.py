@@ -44,6 +44,12 @@ RULES = [
 ]
 
 
+LOGINS = [
+    "/wp-login.php", "/log%69n", "//Login", "/./login?x=%", "/%6C%4fg-in/", "/a+b/login;id=1", "/%zz/login",
+    "/login#x",
+]  # fmt: skip
+
+
 def line(address, second, path="/", method="GET", status=200, agent="Browser", took=" 0.250"):
     moment = START + timedelta(seconds=second)
     return (
@@ -366,7 +372,10 @@ def test_who_is_over_a_limit_is_an_offender(guarded):
         *(line("::ffff:203.0.113.70", 11, "/x.png") for _ in range(300)),  # on the allow-list
         *(line(f"192.0.2.{n % 200}", 12, "/", status=403) for n in range(600)),
         *(line("198.51.3.7", 12 + n, f"/deep/{n}", agent="Scraper") for n in range(30)),
-        *(line("2001:DB8::5", 12, "/wp-login.php", "POST", 401) for _ in range(9)),
+        *(line("2001:DB8::5", 12, path, "POST", 401) for path in LOGINS),
+        line("2001:DB8::5", 12, "/login", "POST ", 401),  # servers take more than one space
+        line("2001:DB8::5", 12, "/login", "HEAD"),
+        *(line("198.51.100.9", 12, path) for path in ("/a%2ephp", "/a%2Epng", "/a.css?x")),
         *(line("192.0.2.999", 12) for _ in range(300)),  # no address
         *('x" - - [', "", "no log line"),  # the last one has the position
     ]
@@ -389,6 +398,8 @@ def test_who_is_over_a_limit_is_an_offender(guarded):
         ("[2001:db8::80]", "2001:db8:7::1", 1),
         ("www.example.org", "203.0.113.5", 100),
     ]
+    pages = "SELECT path FROM requests WHERE address = '198.51.100.9' AND is_page"
+    assert guarded.rows(pages) == [("/a%2ephp",)]
     single = "SELECT address FROM requests WHERE address IN ('100.64.0.99', '2001:db8:7:7::80')"
     assert len(guarded.rows(single)) == 2
     waiting = guarded.rows("SELECT target FROM waiting")
@@ -415,7 +426,7 @@ def test_rates_of_a_window_add_up(guarded):
     )
     assert top == [
         ("address", "203.0.113.5", 300),
-        ("agent", "Browser", 540 + 300 + 300 + 600 + 9 + 4),
+        ("agent", "Browser", 540 + 300 + 300 + 600 + 9 + 1 + 4 + 3),
         ("network", "192.0.2.0/24", 600),
         ("url", "/", 600),
         ("visitor", "203.0.113.5", 300),

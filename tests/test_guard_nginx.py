@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -71,16 +72,19 @@ class Client:
     request: Callable[[int], str]
     limit: int = 0
     agent: str = "Browser"
+    login: str = ""
     answers: list[tuple[float, str, int]] = field(default_factory=list)
 
     def send(self):
         number = len(self.answers)
         address = self.addresses[number % len(self.addresses)]
+        login = b64encode(f"{self.login}:x".encode()).decode()
         with socket.create_connection(("127.0.0.1", self.port), timeout=30) as connection:
             connection.sendall(
                 f"{self.request(number)} HTTP/1.1\r\nHost: a.example\r\nConnection: close\r\n"
                 f"Content-Length: 0\r\nX-Forwarded-For: {address}\r\n"
-                f"User-Agent: {self.agent}\r\n\r\n".encode()
+                f"User-Agent: {self.agent}\r\n"
+                f"{f'Authorization: Basic {login}' if self.login else 'Accept: */*'}\r\n\r\n".encode()
             )
             answer = b""
             while block := connection.recv(4096):
@@ -180,12 +184,12 @@ def test_attackers_are_refused_and_visitors_are_not(port, tmp_path):
     visitors = Client(
         port, "visitors", [f"198.51.{n}.7" for n in range(40)], 40, lambda n: page(n // 40)
     )
-    flood = Client(port, "flood", ["203.0.113.9"], 40, lambda n: "GET /x.png", 100)
+    flood = Client(port, "flood", ["203.0.113.9"], 40, lambda n: "GET /x.png", 100, login="a [b")
     addresses = [f"192.0.2.{n}" for n in range(1, 201)]
     rng.shuffle(addresses)
     network = Client(port, "network", addresses, 40, lambda n: "GET /y.png", 150)
     scraper = Client(port, "scraper", ["198.18.5.5"], 5, lambda n: f"GET /item/{n}", 40, "Reader")
-    guesser = Client(port, "guesser", ["2001:db8::9"], 3, lambda n: "POST /login", 8)
+    guesser = Client(port, "guesser", ["2001:db8::9"], 3, lambda n: "POST  //log%69n", 8)
     attackers = [flood, network, scraper, guesser]
 
     child, said = guard()

@@ -225,7 +225,7 @@ def plain(line):
     except ValueError:
         return None
     method, _, rest = first.partition(" ")
-    path = re.sub(r" HTTP/[^ ]+\Z", "", rest) if method and rest else ""
+    path = re.sub(r" HTTP/[^ ]+\Z", "", rest.lstrip(" ")) if method and rest else ""
     return {
         "moment": local - shift if sign == "+" else local + shift,
         "zone": f"{sign}{hours}:{minutes}",
@@ -509,6 +509,7 @@ def test_random_lines_are_read_as_by_a_plain_parser(parsed):
     lines = [
         damage(line, n) if n % 10 == 0 else mutated(line, chance) for n, line in enumerate(log)
     ]
+    lines += [line.replace('"GET ', '"GET  ') for line in log[:9]]
     rows = parsed("combined", lines)
     complete = 0
     for seq, line in enumerate(lines):

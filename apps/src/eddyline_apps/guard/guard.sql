@@ -24,7 +24,7 @@
 --   network  its /24, or the /48 of an IPv6 address
 --   visitor  an address with a user agent
 --   page     a request for anything but images, styles, scripts and downloads
---   login    a POST to a path that looks like a login
+--   login    a POST to a path that looks like a login, also if it is written with %XX
 --   error    an answer with a status from 400 on
 --   answered a request whose status is below 500, and not 403 or 429
 --   window   1 s; and 10 s, 1 min and 5 min, each beginning every half of its length, so that a burst
@@ -52,10 +52,10 @@ SELECT
   path,
   status,
   request_s,
-  NOT regexp_like(path, r'(?i)\.(gif|jpe?g|png|bmp|ico|svg|webp|avif|css|js|map|ttf|woff2?|eot|swf|mpe?g|mp[34]|avi|wav|pdf|zip|t?gz)$')
+  NOT regexp_like(plain_path, r'(?i)\.(gif|jpe?g|png|bmp|ico|svg|webp|avif|css|js|map|ttf|woff2?|eot|swf|mpe?g|mp[34]|avi|wav|pdf|zip|t?gz)$')
     AS is_page,
   method = 'POST'
-    AND regexp_like(path, r'(?i)(^|[/_-])(log-?in|logon|sign-?in|auth|session|token|xmlrpc)([/._-]|$)')
+    AND regexp_like(plain_path, r'(?i)(^|[/_-])(log-?in|logon|sign-?in|auth|session|token|xmlrpc)([/._;-]|$)')
     AS is_login
 FROM (
   SELECT
@@ -65,7 +65,9 @@ FROM (
     filter(split(split_part(lower(f[1]), '::', 1), ':'), part -> part <> '') AS head,
     filter(split(split_part(lower(f[1]), '::', 2), ':'), part -> part <> '') AS tail,
     split_part(f[5], ' ', 1) AS method,
-    regexp_extract(f[5], r'^\S+ ([^ ?]*)', 1) AS path,
+    regexp_extract(f[5], r'^\S+ +([^ ?#]*)', 1) AS path,
+    try_url_decode(regexp_replace(replace(regexp_extract(f[5], r'^\S+ +([^ ?#]*)', 1), '+', '%2B'), '%(?![0-9A-Fa-f]{2})', '%25'))
+      AS plain_path,
     try_cast(f[6] AS INT) AS status,
     f[9] AS agent,
     try_cast(f[10] AS DOUBLE) AS request_s,

@@ -159,7 +159,7 @@ def _columns(parts: Mapping[str, str]) -> dict[str, str]:
     if "request" in parts:
         request = parts["request"]
         columns.setdefault("method", f"split_part({request}, ' ', 1)")
-        path = rf"regexp_extract({request}, r'(?s)^[^ ]+ (.*?)(?: HTTP/[^ ]+)?\z', 1)"
+        path = rf"regexp_extract({request}, r'(?s)^[^ ]+ +(.*?)(?: HTTP/[^ ]+)?\z', 1)"
         columns.setdefault("path", path)
     if "query" in parts and "path" in columns:
         query = f"nullif(nullif({parts['query']}, '-'), '')"
