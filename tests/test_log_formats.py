@@ -484,6 +484,24 @@ def test_a_site_needs_no_port(parsed):
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize(
+    ("local", "zone"),
+    [
+        ('"2026-03-01T15:30:00+05:30"', "+05:30"),
+        ('"2026-03-01T11:00:00+25:00"', "+00:00"),  # it is no time: that in UTC counts
+        ('"2026-03-01T11:00:00+18:30"', "+00:00"),
+        ('"x"', "+00:00"),
+        ("null", "+00:00"),
+    ],
+)
+def test_a_zone_that_cannot_be_is_not_one(local, zone, parsed, session):
+    line = MEASURED["traefik"].replace("SIZE", "1").replace("TOOK", "1")
+    rows = parsed("traefik", [line[:-1] + f',"StartLocal":{local}}}'])
+    assert rows[0].zone == zone
+    assert session.sql(f"SELECT convert_timezone('UTC', '{zone}', localtimestamp())").count() == 1
+
+
+@pytest.mark.spark
 @pytest.mark.parametrize("format", MEASURED)
 def test_sizes_and_durations_that_cannot_be_are_missing(format, parsed):
     most = 10**12 - 1

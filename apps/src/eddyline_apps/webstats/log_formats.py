@@ -117,7 +117,12 @@ def _limited(name: str, kind: str) -> str:
     return f"CASE WHEN {number} >= 0 AND {number} < {LIMIT} THEN {number} END"
 
 
-WELL_FORMED = "ts IS NOT NULL AND host IS NOT NULL AND try_cast(status AS INT) IS NOT NULL"
+ZONE = r"^[+-](?:(?:0\d|1[0-7]):[0-5]\d|18:00)$"
+"""The offsets that Spark takes: with any other the views would fail."""
+WELL_FORMED = (
+    "ts IS NOT NULL AND host IS NOT NULL AND try_cast(status AS INT) IS NOT NULL "
+    f"AND regexp_like(zone, r'{ZONE}')"
+)
 _TYPED = {
     "site": "coalesce(regexp_replace(lower(site), r'^([^:]*+|\\[.*\\]):\\d+$', '$1'), '-')",
     "status": "try_cast(status AS INT)",
@@ -271,7 +276,8 @@ TRAEFIK = LogFormat(
     f"from_json(line, '{_TRAEFIK}')",
     {
         "ts": f"coalesce({iso('f.StartUTC')}, {iso('f.StartLocal')})",
-        "zone": iso_zone("coalesce(f.StartLocal, f.StartUTC)"),
+        "zone": f"CASE WHEN {iso('f.StartLocal')} IS NULL THEN {iso_zone('f.StartUTC')} "
+        f"ELSE {iso_zone('f.StartLocal')} END",
         "site": "f.RequestHost",
         "host": "f.ClientHost",
         "user": "f.ClientUsername",
