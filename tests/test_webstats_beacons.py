@@ -248,6 +248,10 @@ def test_too_many_requests_at_once_are_refused(serve, queue):
         (1, None, "127.0.0.1"),
         (1, "::FFFF:203.0.113.9", "203.0.113.9"),
         (1, "2001:DB8::0:1", "2001:db8::1"),
+        (1, "203.0.113.9:5555", "203.0.113.9"),
+        (1, "[2001:DB8::1]:443", "2001:db8::1"),
+        (1, "[2001:db8::1]", "2001:db8::1"),
+        (1, "2001:db8::1:443", "2001:db8::1:443"),
     ],
 )
 def test_a_header_names_the_client_only_when_a_proxy_has_written_it(

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 import time
 from collections.abc import Callable
 from importlib import resources
@@ -56,6 +57,7 @@ AGENT_LENGTH_MAX = 500
 LOAD_MS_MAX = 600_000
 """A longer load time isn't believed."""
 RETRY_AFTER_S = 1
+_WITH_PORT = re.compile(r"\[([0-9A-Fa-f:.]+)\]:\d+|([\d.]+):\d+", re.ASCII)
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
@@ -192,8 +194,11 @@ class Beacons:
             given = [one.strip() for one in ",".join(lists).split(",")]
             # what is further left was sent by the client, which may write anything
             found = (given[-self._proxies] if len(given) >= self._proxies else "") or found
+        # some proxies append a port, which is another one for each connection
+        with_port = _WITH_PORT.fullmatch(found)
+        plain = (with_port[1] or with_port[2]) if with_port else found
         try:
-            return str(parsed_address(found.strip("[]")))
+            return str(parsed_address(plain.strip("[]")))
         except ValueError:
             return found
 
