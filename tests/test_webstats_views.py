@@ -466,6 +466,16 @@ def test_beacons_have_the_place_that_they_were_stored_with(offline, tmp_path):
     assert offline(lines, query, settings) == stored
 
 
+@pytest.mark.spark
+def test_a_beacon_is_of_a_page_whatever_its_path(offline):
+    paths = ["/", "/wiki/File:X.jpg", "/a.css", "/down.zip?now"]
+    beacon = {"time": 1_790_000_000_000_000, "site": "a.example", "host": "def052d7207e0d67"}
+    lines = [json.dumps(beacon | {"path": path}) for path in paths]
+    settings = Settings(COMBINED, relation="", beacons=INPUT)
+    found = offline(lines, "SELECT path FROM requests WHERE is_page ORDER BY seq", settings)
+    assert [path for (path,) in found] == paths
+
+
 # --- live ---
 
 

@@ -104,7 +104,10 @@ def _parsed(settings: Settings) -> str:
     ):
         if relation:
             parsed = log_format.query(relation, keep=("seq", "file"))
-            parts.append(f"SELECT * EXCEPT (site), {site} AS site FROM (\n{parsed}\n)")
+            beacon = str(log_format is BEACON).lower()
+            parts.append(
+                f"SELECT * EXCEPT (site), {site} AS site, {beacon} AS is_beacon FROM (\n{parsed}\n)"
+            )
     lines = "\nUNION ALL\n".join(parts)
     return f"SELECT * EXCEPT (zone), {zone} AS zone\nFROM ({lines})"
 

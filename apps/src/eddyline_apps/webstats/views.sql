@@ -3,14 +3,14 @@
 --
 -- Input: in `WITH parsed_lines` stands the SELECT that parses the lines of the log (webstats/log_formats.py). It
 -- has the columns seq, line, ts, zone, site, host, user, cookie, method, path, status, bytes, referer,
--- agent, seconds, country and carrier; ts is null in malformed lines. In `is_program` stands the condition that
+-- agent, seconds, country, carrier and is_beacon, which is true of beacons of the page script; ts is null in malformed lines. In `is_program` stands the condition that
 -- the user agent `agent`, in lower case `ua`, is one of a program (webstats/programs.py).
 --
 -- webstats_key(salt, value) is a hash with the storage's secret. webstats_place(host, seq) gives the country and the
 -- carrier of a client by the files after --places, or null; beacons of the page script have them in their lines.
 -- Nothing else of a client's address, login, cookie or user agent is kept in these views.
 
--- The requests, described. A page is a request that was answered without an error, also by a redirect, but for the images,
+-- The requests, described. A page is a beacon, or a request that was answered without an error, also by a redirect, but for the images,
 -- styles and downloads that belong to it. Its status is 0 if the client left before an answer. `visitor` is hashed with the salt of its day, so that a visitor can't be followed over
 -- days. Only visits over midnight need the salt of the day before, or after: `visitor_before` until 06:00,
 -- `visitor_after` from 23:30.
@@ -38,9 +38,10 @@ SELECT
   hour(clock) AS hour,
   minute(clock) AS minute,
   second,
-  method IN ('GET', 'POST')
+  -- whatever its path, a beacon is of a page that was shown
+  (is_beacon OR (method IN ('GET', 'POST')
     AND status BETWEEN 1 AND 399
-    AND NOT regexp_like(path, r'(?i)^[^?]*\.(gif|jpe?g|png|bmp|ico|xbm|svg|webp|avif|heic|jxl|css|m?js|map|wasm|webmanifest|[ot]tf|woff2?|eot|swf|mpe?g|mp[34]|m4[av]|m3u8|ts|webm|mov|avi|wav|ogg|opus|flac|pdf|zip|t?gz|tar|bz2|xz|zst|7z|rar)(\?|$)')
+    AND NOT regexp_like(path, r'(?i)^[^?]*\.(gif|jpe?g|png|bmp|ico|xbm|svg|webp|avif|heic|jxl|css|m?js|map|wasm|webmanifest|[ot]tf|woff2?|eot|swf|mpe?g|mp[34]|m4[av]|m3u8|ts|webm|mov|avi|wav|ogg|opus|flac|pdf|zip|t?gz|tar|bz2|xz|zst|7z|rar)(\?|$)')))
     AS is_page,
   method,
   left(path, 2000) AS path,
