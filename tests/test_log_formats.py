@@ -294,6 +294,38 @@ def test_values_without_quotes_have_no_spaces_but_lists_do(format, values, site)
     assert (match and match[names.index("site") + 1]) == site
 
 
+@pytest.mark.parametrize(
+    ("format", "line"),
+    [
+        (r"$remote_addr\t$status\t[$time_local]", "192.0.2.1\t200\t[TIME]"),
+        ("$remote_addr\t$status\t[$time_local]", "192.0.2.1\t200\t[TIME]"),
+        (
+            r"$remote_addr [$time_local] \"$request\" $status",
+            '192.0.2.1 [TIME] "GET / HTTP/1.1" 200',
+        ),
+        (r"$remote_addr \'$status\' \\ [$time_local]", r"192.0.2.1 '200' \ [TIME]"),
+        (r"$remote_addr \x $status [$time_local]", r"192.0.2.1 \x 200 [TIME]"),
+        (r"%h\t%>s \"%r\" \\ %t", '192.0.2.1\t200 "GET / HTTP/1.1" \\ [TIME]'),
+    ],
+)
+def test_a_backslash_is_read_as_servers_read_it(format, line):
+    pattern, names = compile_format(format)
+    match = re.fullmatch(pattern, line.replace("TIME", "01/Mar/2026:10:00:00 +0000"))
+    assert match
+    assert match[names.index("status") + 1] == "200"
+
+
+@pytest.mark.parametrize(
+    "format", ["$remote_addr - $remote_user [$time_local] $status", "%h %l %u %t %s"]
+)
+@pytest.mark.parametrize("user", ["-", "ann lee", " ", "a [b] ", "10.0.0.1 - [x"])
+def test_a_login_before_the_date_may_hold_spaces(format, user):
+    pattern, names = compile_format(format)
+    match = re.fullmatch(pattern, f"192.0.2.1 - {user} [01/Mar/2026:10:00:00 +0000] 200")
+    assert match
+    assert match[names.index("user") + 1] == user
+
+
 def test_lists_of_apache_are_one_value():
     pattern, names = compile_format("%{X-Forwarded-For}i %h %t %>s")
     match = re.fullmatch(pattern, "192.0.2.1, 192.0.2.2 192.0.2.3 [01/Mar/2026:10:00:00 +0000] 200")
@@ -311,6 +343,9 @@ def test_lists_of_apache_are_one_value():
         ("$remote_addr$status [$time_local]", "nothing is between"),
         ("%h %{%d/%m}t %s", "form of time"),
         ("#Fields: date time cs-method", "c-ip, sc-status"),
+        ("log_format main '$remote_addr [$time_local] $status';", "a whole directive"),
+        (r'LogFormat "%h %l %u %t \"%r\" %>s %b" common', "without the name and the quotes"),
+        ("$remote_addr [$time_local] $status\\n$host", "a line end"),
     ],
 )
 def test_a_format_that_cannot_be_used_is_refused(format, reason):
@@ -402,7 +437,7 @@ def test_no_line_makes_a_format_fail(format, parsed):
         '{"ts":1e999,"status":200,"request":{}}', '{"request":{"headers":{"a":["b"],"a":["c"]}}}',
         '{"ts":"x","request":{"headers":5}}', "[" * 5000, '{"a":' * 5000, '{"request":' * 1500,
         "x" * 1_000_000, "x " * 300_000, '"' * 300_000, "\\" * 300_001, '\\"' * 300_000, "\t" * 300_000,
-        "\x00\x16\x03\x01", "\ud7ff\uffff", EVIL, "#", "#Fields: x",
+        "\x00\x16\x03\x01", "\ud7ff\uffff", EVIL, "#", "#Fields: x", "::1 - " + f" {STAMP} \"a" * 20_000,
     ]  # fmt: skip
     cut = [line[: chance.randrange(len(line))] for line in good]
     odd = [line.replace("2026", chance.choice(["0000", "9999", "20x6", ""])) for line in good]

@@ -59,11 +59,26 @@ def test_epochs_that_have_read_lines_are_reported(capsys):
     for form in ("table", "json"):
         for progress in (read, Progress(8, {"clock": 1}, {}, {"run": 0.1})):
             command.report_progress(Output(form), progress)
-    text, event = capsys.readouterr().out.splitlines()
+    shown = capsys.readouterr()
+    assert not shown.err
+    text, event = shown.out.splitlines()
     assert text == "epoch 7: 1,200 lines in 0.75 s"
     found = json.loads(event)
     assert [found[name] for name in ("event", "epoch", "lines")] == ["epoch", 7, 1200]
     assert found["seconds"] == {"run": 0.5, "commit": 0.25}
+
+
+def test_a_format_that_no_line_has_is_warned_of(capsys):
+    def warned(malformed, requests, **given):
+        rows = {"malformed_lines": malformed, "requests": requests}
+        progress = Progress(7, {"requests": malformed + requests}, rows, {"run": 0.5})
+        command.report_progress(Output("table"), progress, **given)
+        return capsys.readouterr().err
+
+    assert "none of 1,200 lines has the format of the log" in warned(1200, 0)
+    assert warned(1, 0, odd=1)
+    assert not warned(1, 0)
+    assert not warned(1200, 1)
 
 
 def test_a_long_host_is_cut_in_the_table_and_whole_for_programs(capsys):

@@ -54,6 +54,8 @@ BEACON_PORT = 8422
 PROXIES_MAX = 10
 PORT_MAX = 65_535
 INTERVAL_S = 0.5
+MALFORMED_ODD = 10
+"""So many malformed lines of an epoch without a request tell of a wrong format; when a log is read to its end, one."""
 DAYS_SHOWN_MAX = 12
 DAYS = {
     "site": "site",
@@ -227,7 +229,8 @@ def _periods(
 
 
 def _work(engine: Engine, args: argparse.Namespace, out: Output, *, wait: bool) -> int:
-    engine.on_progress(partial(report_progress, out))
+    odd = MALFORMED_ODD if args.follow else 1
+    engine.on_progress(partial(report_progress, out, odd=odd))
     if args.follow:
         engine.on_error(lambda error: print(error, file=sys.stderr, flush=True))
         engine.start(INTERVAL_S)
@@ -427,13 +430,21 @@ def serve(engine: Engine, port: int) -> str:
 # --- text ---
 
 
-def report_progress(out: Output, progress: Progress) -> None:
-    """Print the progress of an epoch that has read lines."""
+def report_progress(out: Output, progress: Progress, *, odd: int = MALFORMED_ODD) -> None:
+    """Print the progress of an epoch that has read lines; warn if `odd` lines are malformed, and none is a request."""
     lines = sum(rows for name, rows in progress.rows_in.items() if name == "requests")
     if lines:
         seconds = sum(progress.seconds.values())
         text = f"epoch {progress.epoch}: {lines:,} lines in {seconds:.2f} s"
         out.say(text, "epoch", lines=lines, **asdict(progress))
+    malformed = progress.rows_out.get("malformed_lines", 0)
+    if malformed >= odd and not progress.rows_out.get("requests"):
+        print(
+            f"none of {malformed:,} lines has the format of the log, so that nothing is counted: see malformed_lines "
+            "for them, and give the right --log-format to a new storage",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _report_days(engine: Engine, out: Output) -> None:

@@ -85,6 +85,10 @@ _WORDS = ("host", "site", "method", "cookie")
 _NGINX_LISTS = ("upstream_", "http_x_forwarded_for", "proxy_add_x_forwarded_for")
 _NGINX_TOKEN = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 _APACHE_TOKEN = re.compile(r"%(%)|%[!\d,]*[<>]?(?:\{([^}]*)\})?[<>]?(\^t[io]|[a-zA-Z])")
+_DIRECTIVE = re.compile(r"\s*(?:log_format|LogFormat|CustomLog)\s", re.IGNORECASE)
+_ESCAPE = re.compile(r"\\([\\\"'tnr])")
+_ESCAPED = {"t": "\t", "n": "\n", "r": "\r"}
+"""What a backslash stands for in strings of both servers; others, and before other characters it stays."""
 _PARTS_OF_PATH = ("$is_args", "$args", "$query_string", "%q")
 """Values that belong to the path before them."""
 _TIMES = ("time", "iso_time", "epoch_s", "epoch_ms", "epoch_us")
@@ -151,6 +155,8 @@ def _shape(value: _Value, before: str, after: str) -> str:
         return _SHAPES[part]
     if end == '"' and before == '"':
         return QUOTED
+    if part == "user" and after.startswith(" ["):  # spaces are part of it, up to the date
+        return r"[^\n ]*+(?: (?!\[\d\d/\w{3}/)[^\n ]*+)*+"
     if part in _WORDS:
         return rf"[^ \t\n\x0B\f\r{_literal(end)}]*+"  # Java tests each of these faster than \s
     if not end:
@@ -172,10 +178,15 @@ def _literal(text: str) -> str:
 
 def _pieces(text: str) -> list[str | _Value]:
     """Split a format string into its texts and values."""
-    if _NGINX_TOKEN.search(text):
-        return _split(text, _NGINX_TOKEN, _nginx)
-    # configuration files write quotes with a backslash
-    plain = text.replace('\\"', '"').replace("\\t", "\t")
+    if _DIRECTIVE.match(text):
+        hint = "give the string alone, without the name and the quotes around it, and strings in several pieces as one"
+        raise _unusable(text, "it is a whole directive of a configuration", hint)
+    # as both servers read a string of their configuration
+    plain = _ESCAPE.sub(lambda found: _ESCAPED.get(found[1], found[1]), text)
+    if "\n" in plain or "\r" in plain:
+        raise _unusable(text, "it has a line end, so that a request is more than one line")
+    if _NGINX_TOKEN.search(plain):
+        return _split(plain, _NGINX_TOKEN, _nginx)
     if _APACHE_TOKEN.search(plain):
         return _split(plain, _APACHE_TOKEN, _apache)
     raise _unusable(text, "it is no name of a format, and has no variables of nginx or Apache")
