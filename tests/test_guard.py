@@ -243,6 +243,24 @@ def test_a_missing_configuration_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("", "it lacks the view requests, waiting, block_list, blocked"),
+        (f"{script()}\nINSERT INTO clock VALUES (1, now());", "is no CREATE VIEW"),
+    ],
+)
+def test_views_of_the_users_own_are_whole_and_nothing_else(tmp_path, text, wrong):
+    (tmp_path / "own.sql").write_text(script())
+    assert configured(tmp_path, "sql: own.sql").sql == script()
+    (tmp_path / "own.sql").write_text(text)
+    with pytest.raises(
+        ScriptError, match=r"BAD_CONFIG.*guard.yml: sql: .*own.sql can't be used"
+    ) as caught:
+        configured(tmp_path, "sql: own.sql")
+    assert wrong in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("192.0.2.0/24,EU", "places.csv, line 1: this is no place: it has 2 columns"),

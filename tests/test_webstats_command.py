@@ -19,6 +19,7 @@ from eddyline.errors import EddylineError
 from eddyline.runtime.progress import Progress
 from eddyline_apps.traffic import Traffic
 from eddyline_apps.webstats import command
+from eddyline_apps.webstats.views import template
 from test_web_statistics import DATA, LOGS, truth
 
 CHILD = """
@@ -129,6 +130,29 @@ def test_what_cannot_be_done_is_refused_before_anything_is_written(
     if "--views" in arguments:
         assert "the file after --views can't be read" in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["odd"]
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("", "it lacks the view requests, malformed_count, daily_statistics"),
+        (
+            "CREATE VIEW requests AS SELECT 1;\nINSERT INTO a SELECT 1",
+            "statement 2 is no CREATE VIEW",
+        ),
+    ],
+)
+def test_a_file_of_views_holds_the_views_and_nothing_else(text, wrong, tmp_path):
+    (tmp_path / "odd").touch()
+    views = tmp_path / "views.sql"
+    views.write_text(text)
+    words = ["--log", tmp_path / "odd", "--log-format", "combined", "--storage", tmp_path / "new"]
+    with pytest.raises(EddylineError, match="BAD_OPTION") as caught:
+        webstats(*words, "--views", views)
+    assert wrong in str(caught.value)
+    assert not (tmp_path / "new").exists()
+    views.write_text(template())
+    assert command._text(views) == template()
 
 
 def test_the_site_of_a_zone_may_hold_anything():

@@ -4,12 +4,13 @@
 plain Spark SQL, views on views; the same text runs live in an engine and offline in Spark.
 """
 
+from collections.abc import Iterable
 from importlib import resources
 
 from eddyline.api.script import CreateView, parse_script
 from eddyline_apps.webstats.log_formats import COMBINED
 
-__all__ = ["script", "views"]
+__all__ = ["script", "views", "wrong_views"]
 
 
 def script(name: str) -> str:
@@ -37,3 +38,27 @@ def views(text: str) -> dict[str, str]:
         ScriptError: the text can't be read as a script.
     """
     return {item.name: item.query for item in parse_script(text) if isinstance(item, CreateView)}
+
+
+def wrong_views(text: str, needed: Iterable[str]) -> str | None:
+    """Return what is wrong with a script that must hold views and nothing else; None if nothing is.
+
+    Args:
+        needed: the names of views that must be there.
+
+    Example:
+        >>> wrong_views("CREATE VIEW a AS SELECT 1; SELECT * FROM a;", ["a"])
+        'its statement 2 is no CREATE VIEW'
+        >>> wrong_views("CREATE VIEW a AS SELECT 1", ["a", "b"])
+        'it lacks the view b'
+
+    Raises:
+        ScriptError: the text can't be read as a script.
+    """
+    statements = parse_script(text)
+    for number, item in enumerate(statements, start=1):
+        if not isinstance(item, CreateView):
+            return f"its statement {number} is no CREATE VIEW"
+    names = {item.name for item in statements if isinstance(item, CreateView)}
+    lacking = [name for name in needed if name not in names]
+    return f"it lacks the view {', '.join(lacking)}" if lacking else None

@@ -19,6 +19,7 @@ from eddyline.sink.base import SinkFormat, Target
 from eddyline.sink.kafka import CHANGELOG, SERVERS, SPARK_SERVERS, KafkaFormat
 from eddyline.sink.secrets import check_secrets
 from eddyline.sink.webhook import WebhookFormat
+from eddyline_apps import wrong_views
 from eddyline_apps.guard.sections import DAY_S, NO_LIMIT, Section, read_file
 from eddyline_apps.guard.tables import RATED, Network, network_of
 from eddyline_apps.guard.verifying import DOMAINS, Verification
@@ -38,6 +39,9 @@ PLACES = {4: (8, RATED[4]), 6: (16, RATED[6])}
 """The shortest and the longest prefix of a place: rates are of networks of /24 and /48."""
 
 _PLACES_HINT = "give CSV files with lines network,region,carrier, or files in MaxMind's format, which end in .mmdb"
+
+NEEDED_VIEWS = ("requests", "waiting", "block_list", "blocked")
+"""What a file of views can't do without: the guard itself reads them."""
 
 MMDB = ".mmdb"
 """The end of the name of a file in MaxMind's format."""
@@ -186,10 +190,14 @@ def _sql(top: Section) -> str | None:
     if name is None:
         return None
     path = top.path.parent / name
+    way_out = "give a file of views, such as a copy of guard.sql"
     try:
-        return path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise top.wrong("sql", f"{path} can't be read: {error}", "give a file of views, such as a copy of guard.sql") from error  # fmt: skip
+        raise top.wrong("sql", f"{path} can't be read: {error}", way_out) from error
+    if fault := wrong_views(text, NEEDED_VIEWS):
+        raise top.wrong("sql", f"{path} can't be used: {fault}", way_out)
+    return text
 
 
 def _zone(top: Section) -> str:

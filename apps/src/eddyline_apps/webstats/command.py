@@ -28,6 +28,7 @@ from eddyline.relay.embedded import LogBackend
 from eddyline.relay.queue import Producer
 from eddyline.sink.secrets import check_secrets
 from eddyline.source.compression import open_file
+from eddyline_apps import wrong_views
 from eddyline_apps.webstats.inputs import BEACONS, Run, Sites, open_streams, store_run, stored_run
 from eddyline_apps.webstats.log_formats import COMBINED, SAMPLE_LINES, detect
 from eddyline_apps.webstats.places import (
@@ -39,7 +40,14 @@ from eddyline_apps.webstats.places import (
     kept_periods,
     newest_places,
 )
-from eddyline_apps.webstats.views import define_key, queries, script, secret_of, template
+from eddyline_apps.webstats.views import (
+    Settings,
+    define_key,
+    queries,
+    script,
+    secret_of,
+    template,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -57,6 +65,8 @@ INTERVAL_S = 0.5
 MALFORMED_ODD = 10
 """So many malformed lines of an epoch without a request tell of a wrong format; when a log is read to its end, one."""
 DAYS_SHOWN_MAX = 12
+NEEDED_VIEWS = ("requests", "malformed_count", "daily_statistics")
+"""What `--views` can't do without: the command itself reads them."""
 DAYS = {
     "site": "site",
     "day": "day",
@@ -304,14 +314,20 @@ def _asked(args: argparse.Namespace, storage: Path) -> Run:
 
 def _text(views: Path) -> str:
     """Return the text after --views."""
+    hint = "give a changed copy of what --show-views prints"
     try:
-        return views.read_text(encoding="utf-8")
+        text = views.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
-            f"the file after --views can't be read: {error}",
-            condition="BAD_OPTION",
-            hint="give a changed copy of what --show-views prints",
+            f"the file after --views can't be read: {error}", condition="BAD_OPTION", hint=hint
         ) from error
+    if wrong := wrong_views(script(Settings(COMBINED), text), NEEDED_VIEWS):
+        raise DataError(
+            f"the file after --views, {views}, can't be used: {wrong}",
+            condition="BAD_OPTION",
+            hint=hint,
+        )
+    return text
 
 
 def _check_globs(logs: Sequence[str]) -> None:

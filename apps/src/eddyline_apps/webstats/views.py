@@ -78,7 +78,9 @@ def script(settings: Settings, text: str | None = None) -> str:
     Args:
         text: what to use in place of `template()`.
     """
-    known = (text or template()).replace(PROGRAM, is_program("ua", "coalesce(agent, '')"))
+    known = (template() if text is None else text).replace(
+        PROGRAM, is_program("ua", "coalesce(agent, '')")
+    )
     return known.replace("{parsed_lines}", _parsed(settings))
 
 
