@@ -216,12 +216,20 @@ def test_configuration_gives_the_rows_of_the_rules(tmp_path):
         ("capacity: '75'", "written like 75, without quotes"),
         ("places: nope.csv", "guard.yml: places: "),
         ("places: 3", "guard.yml: places: "),
-        ("notify: [{to: nftables, file: f, set: 'a; x'}]", "notify[0].set: it isn't a name"),
+        ("notify: [{to: nftables, file: f, set: 'a; x'}]", "notify[0].set: 'a; x' isn't a set"),
+        ("notify: [{to: nftables, file: f, set: 'a b'}]", "notify[0].set: 'a b' isn't a set"),
+        ("notify: [{to: nftables, file: f, table: inet}]", "notify[0].table: 'inet' isn't a table"),
+        ("notify: [{to: nftables, file: f, table: blah filter}]", "write its family and its name"),
+        ("notify: [{to: nftables, file: f, table: inet a b}]", "'inet a b' isn't a table"),
         ("notify: [{to: webhook, url: 'nowhere'}]", "notify[0]: "),
         ("notify: [{to: webhook, url: 'https://x/', timeout: soon}]", "the option timeout"),
         ("notify: [{to: webhook, url: 'https://x/', secret: abc}]", "stored in the clear"),
         (
             "notify:\n- {to: nginx, file: f}\n- {to: haproxy, file: f}",
+            "notify[1]: it goes to the same place as notify[0]",
+        ),
+        (
+            "notify:\n- {to: nginx, file: /tmp/f}\n- {to: haproxy, file: /tmp/./x/../f}",
             "notify[1]: it goes to the same place as notify[0]",
         ),
         ("rules: {", "can't be read"),
@@ -234,6 +242,18 @@ def test_wrong_configuration_is_named(tmp_path, more, place):
     assert place in str(caught.value)
     assert str(tmp_path / "guard.yml") in str(caught.value)
     assert caught.value.hint
+
+
+def test_an_empty_configuration_is_named(tmp_path):
+    (tmp_path / "guard.yml").write_text("# nothing yet\n")
+    with pytest.raises(ScriptError, match=r"BAD_CONFIG.*guard\.yml: the file: it is empty"):
+        load_config(tmp_path / "guard.yml")
+
+
+def test_names_of_nftables_may_have_dashes(tmp_path):
+    more = "notify: [{to: nftables, file: f, table: ip6 my-filter.v2, set: bad-ones}]"
+    (found,) = configured(tmp_path, more).notify
+    assert [found.options[name] for name in ("table", "set")] == ["ip6 my-filter.v2", "bad-ones"]
 
 
 def test_a_missing_configuration_is_named(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 import signal
 import zoneinfo
@@ -61,6 +62,16 @@ SINKS: Mapping[str, tuple[SinkFormat, tuple[str, ...]]] = {
 
 GOES_TO = {"webhook": ("url",), "kafka": (SERVERS, "topic"), **dict.fromkeys(FILES, ("file",))}
 """The options that say where a notification goes to: no two may go to one place."""
+
+_NFT_NAME = r"[A-Za-z_][\w./-]*"
+NFT_NAMES = {
+    "table": (
+        rf"(ip|ip6|inet|arp|bridge|netdev) {_NFT_NAME}",
+        "write its family and its name, like `inet filter`",
+    ),
+    "set": (_NFT_NAME, "write one name, like `blocked`"),
+}
+"""What nft takes for them, and the way out."""
 
 TIMEOUT_S_MAX = 10
 """The longest time that the guard waits for DNS in a round."""
@@ -347,6 +358,8 @@ def _notifications(top: Section) -> tuple[Notification, ...]:
     given = [_notification(one) for one in top.sections("notify")]
     for number, one in enumerate(given):
         place = tuple((name, one.options[name]) for name in GOES_TO[one.to])
+        if one.to in FILES:
+            place = (("file", os.path.realpath(one.options["file"])),)
         first = found.setdefault(place, number)
         if first != number:
             raise top.wrong(f"notify[{number}]", f"it goes to the same place as notify[{first}]", "leave one of them out")  # fmt: skip
@@ -373,10 +386,10 @@ def _notification(section: Section) -> Notification:
         section.choice("signal", tuple(SIGNALS))
         if options["pid"] is None:
             raise section.wrong("signal", "there is no pid of the process that gets it", "give the server's file with it as pid, or leave signal out")  # fmt: skip
-    for name in ("table", "set"):
+    for name, (pattern, way_out) in NFT_NAMES.items():
         value = options.get(name)
-        if value is not None and not re.fullmatch(r"[A-Za-z_][\w ]*", value, re.ASCII):
-            raise section.wrong(name, "it isn't a name of nftables", "write it like `inet filter`")
+        if value is not None and not re.fullmatch(pattern, value, re.ASCII):
+            raise section.wrong(name, f"{value!r} isn't a {name} of nftables", way_out)
     given = {name: value for name, value in options.items() if value is not None}
     if to in SINKS:
         _check_sink(section, to, given)

@@ -52,6 +52,8 @@ def read_file(path: Path) -> Section:
             condition="BAD_CONFIG",
             hint="write it as YAML in UTF-8: mend it at that place, see the example of docs/guard.md",
         ) from error
+    if node is None:
+        raise wrong(path, "the file", "it is empty", "write rules, such as those of docs/guard.md")
     return Section(path, "", document)
 
 
