@@ -36,19 +36,26 @@ def test_networks_block_their_addresses():
 
 def test_labels_are_read_in_each_form(tmp_path):
     path = tmp_path / "labels"
-    path.write_text("# who\n192.0.2.1\n\n192.0.2.2,Attack\n192.0.2.3\tnormal\n2001:DB8::1, 0\n")
+    path.write_text(
+        "\ufeff192.0.2.1\n# who\n192.0.2.1\n\n192.0.2.2,Attack\n192.0.2.3\tnormal\n2001:DB8::1, 0\n"
+    )
     assert read_labels(path) == {
         "192.0.2.1": True,
         "192.0.2.2": True,
         "192.0.2.3": False,
         "2001:db8::1": False,
     }
-    for wrong in ("a.example", "192.0.2.1,perhaps", "192.0.2.1,1,2"):
+    for wrong in (
+        "a.example", "192.0.2.1,perhaps", "192.0.2.1,1,2", "192.0.2.2,", ",attack", "::ffff:192.0.2.1 0",
+    ):  # fmt: skip
         path.write_text(f"192.0.2.1\n{wrong}\n")
-        with pytest.raises(DataError, match=r"BAD_LABELS.*line 2"):
+        with pytest.raises(DataError, match=r"BAD_LABELS.*labels, line 2"):
             read_labels(path)
-    with pytest.raises(DataError, match="BAD_LABELS"):
-        read_labels(tmp_path / "none")
+    path.write_text("192.0.2.1\n", encoding="utf-16")
+    for wrong in (path, tmp_path / "none"):
+        with pytest.raises(DataError, match=f"BAD_LABELS.*{wrong}") as caught:
+            read_labels(wrong)
+        assert "UTF-8" in caught.value.hint
 
 
 @pytest.mark.parametrize("words", [["evaluate"], ["--labels", "f"]])

@@ -48,17 +48,23 @@ def read_labels(path: Path) -> dict[str, bool]:
     is an attacker's. Empty lines and those that begin with # are skipped.
 
     Raises:
-        DataError: BAD_LABELS, naming the line.
+        DataError: BAD_LABELS, naming the file and the line.
     """
     labels: dict[str, bool] = {}
+    first: dict[str, int] = {}
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"the labels can't be read: {error}", condition="BAD_LABELS") from error
+        raise DataError(
+            f"{path}: the labels can't be read: {error}",
+            condition="BAD_LABELS",
+            hint="give a file of text in UTF-8",
+        ) from error
     for number, line in enumerate(lines, start=1):
-        words = line.replace(",", " ").lower().split()
-        if not words or words[0].startswith("#"):
+        text = line.lower().strip()
+        if not text or text.startswith("#"):
             continue
+        words = [word.strip() for word in text.split(",")] if "," in text else text.split()
         label = words[1] if len(words) > 1 else ATTACK[0]
         address = parsed(words[0])
         if address is None or len(words) > 2 or label not in ATTACK + NORMAL:
@@ -67,7 +73,14 @@ def read_labels(path: Path) -> dict[str, bool]:
                 condition="BAD_LABELS",
                 hint="write an address, and after a comma `attack` or `normal`",
             )
-        labels[str(address)] = label in ATTACK
+        name, attack = str(address), label in ATTACK
+        if labels.setdefault(name, attack) != attack:
+            raise DataError(
+                f"{path}, line {number}: {name} has another label in line {first[name]}",
+                condition="BAD_LABELS",
+                hint="leave one of them out",
+            )
+        first.setdefault(name, number)
     return labels
 
 
