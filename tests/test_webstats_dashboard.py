@@ -92,7 +92,7 @@ def daily(engine, site, day):
 
 
 def test_the_page_has_the_numbers_of_the_views(engine, url):
-    text = page(url, f"/webstats?site={SITE}&day={DAY}")
+    text = page(url, f"/webstats?site={SITE.upper()}&day={DAY}")
     row = daily(engine, SITE, DAY)
     for name in ("pv", "page_pv", "uv", "visits"):
         assert f"<b>{row[name]:,}</b>" in text

@@ -69,7 +69,7 @@ def overview(observer: Observer, request: Request) -> tuple[str, dict[str, Any]]
         .sort(["page_pv", "pv", "site"], descending=[True, True, False])
     )
     names: list[str] = sites["site"].to_list()
-    site = request.query_params.get("site") or (names[0] if names else "-")
+    site = _given_site(request) or (names[0] if names else "-")
     asked = _day(request)
     of_site = daily.filter(pl.col("site") == site)
     newest = of_site["day"].max()
@@ -165,8 +165,13 @@ def _frame(observer: Observer, view: str) -> pl.DataFrame:
     return frame
 
 
+def _given_site(request: Request) -> str:
+    """Return the site that is asked for, in lower case as all sites are; empty: none is."""
+    return request.query_params.get("site", "").lower()
+
+
 def _site(request: Request) -> str:
-    return request.query_params.get("site") or "-"
+    return _given_site(request) or "-"
 
 
 def _day(request: Request) -> date | None:

@@ -109,7 +109,9 @@ def _given(name: str, expression: str) -> str:
         return expression
     if name in ("host", "path"):  # here `-` is a value like any other
         return f"nullif({expression}, '')"
-    return f"nullif(nullif({expression}, '-'), '')"
+    given = f"nullif(nullif({expression}, '-'), '')"
+    # Apache writes two quotes for an empty login
+    return f"nullif({given}, '\"\"')" if name == "user" else given
 
 
 def _limited(name: str, kind: str) -> str:
