@@ -109,9 +109,9 @@ def _given(name: str, expression: str) -> str:
         return expression
     if name in ("host", "path"):  # here `-` is a value like any other
         return f"nullif({expression}, '')"
-    given = f"nullif(nullif({expression}, '-'), '')"
-    # Apache writes two quotes for an empty login
-    return f"nullif({given}, '\"\"')" if name == "user" else given
+    if name == "user":  # Apache writes two quotes for an empty login
+        return f"CASE WHEN {expression} NOT IN ('-', '', '\"\"') THEN {expression} END"
+    return f"nullif(nullif({expression}, '-'), '')"
 
 
 def _limited(name: str, kind: str) -> str:

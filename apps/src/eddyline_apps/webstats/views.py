@@ -37,6 +37,7 @@ _IPV4 = r"(?:[^/]*[-_])?[0-9]{1,3}(?:\.[0-9]{1,3}){3}"
 """A name that is or ends in an address, whose last number isn't one of rotation."""
 SITE = "{site}"
 PROGRAM = "{is_program}"
+IS_BEACON = "{is_beacon}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +66,10 @@ class Settings:
 
 
 def template() -> str:
-    """Return the text of `views.sql`, with two placeholders.
+    """Return the text of `views.sql`, with three placeholders.
 
-    `{parsed_lines}` stands for the SELECT that parses lines, `{is_program}` for the condition of `is_program`.
+    `{parsed_lines}` stands for the SELECT that parses lines, `{is_program}` for the condition of `is_program`,
+    `{is_beacon}` for the condition that a line is a beacon.
     """
     return resources.files(__package__).joinpath("views.sql").read_text(encoding="utf-8")
 
@@ -81,6 +83,8 @@ def script(settings: Settings, text: str | None = None) -> str:
     known = (template() if text is None else text).replace(
         PROGRAM, is_program("ua", "coalesce(agent, '')")
     )
+    # a column for it, where there are none, would make the plan another one in each run
+    known = known.replace(IS_BEACON, "is_beacon" if settings.beacons else "false")
     return known.replace("{parsed_lines}", _parsed(settings))
 
 
@@ -106,10 +110,8 @@ def _parsed(settings: Settings) -> str:
     ):
         if relation:
             parsed = log_format.query(relation, keep=("seq", "file"))
-            beacon = str(log_format is BEACON).lower()
-            parts.append(
-                f"SELECT * EXCEPT (site), {site} AS site, {beacon} AS is_beacon FROM (\n{parsed}\n)"
-            )
+            beacon = f", {log_format is BEACON} AS is_beacon" if settings.beacons else ""
+            parts.append(f"SELECT * EXCEPT (site), {site} AS site{beacon} FROM (\n{parsed}\n)")
     lines = "\nUNION ALL\n".join(parts)
     return f"SELECT * EXCEPT (zone), {zone} AS zone\nFROM ({lines})"
 

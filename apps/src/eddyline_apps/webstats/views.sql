@@ -3,7 +3,8 @@
 --
 -- Input: in `WITH parsed_lines` stands the SELECT that parses the lines of the log (webstats/log_formats.py). It
 -- has the columns seq, line, ts, zone, site, host, user, cookie, method, path, status, bytes, referer,
--- agent, seconds, country, carrier and is_beacon, which is true of beacons of the page script; ts is null in malformed lines. In `is_program` stands the condition that
+-- agent, seconds, country and carrier; ts is null in malformed lines. In `is_beacon` stands the condition that a line is a
+-- beacon of the page script. In `is_program` stands the condition that
 -- the user agent `agent`, in lower case `ua`, is one of a program (webstats/programs.py).
 --
 -- webstats_key(salt, value) is a hash with the storage's secret. webstats_place(host, seq) gives the country and the
@@ -39,7 +40,7 @@ SELECT
   minute(clock) AS minute,
   second,
   -- whatever its path, a beacon is of a page that was shown
-  (is_beacon OR (method IN ('GET', 'POST')
+  ({is_beacon} OR (method IN ('GET', 'POST')
     AND status BETWEEN 1 AND 399
     AND NOT regexp_like(path, r'(?i)^[^?]*\.(gif|jpe?g|png|bmp|ico|xbm|svg|webp|avif|heic|jxl|css|m?js|map|wasm|webmanifest|[ot]tf|woff2?|eot|swf|mpe?g|mp[34]|m4[av]|m3u8|ts|webm|mov|avi|wav|ogg|opus|flac|pdf|zip|t?gz|tar|bz2|xz|zst|7z|rar)(\?|$)')))
     AS is_page,
