@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 import eddyline as el
 from eddyline.answers.quick import quick_answer
+from eddyline.catalog.entries import VIEW, Entry
 from eddyline.operators import base
 from eddyline.options import Options
 from eddyline.runtime import plans
@@ -257,3 +258,29 @@ def test_common_expressions_that_spark_numbers_do_not_change_a_plan(spark, tmp_p
         with el.Engine(str(tmp_path / "storage"), spark=spark) as engine:
             assert engine.advance() == epoch, "nothing has to be computed again"
             assert "_common_expr_" in engine.explain("trimmed", stage="physical")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT f[0] AS x, nullif(nullif(concat(f[2], f[1]), '-'), '') AS y"
+        " FROM (SELECT split(a, ',') AS f FROM t) AS parts",
+        "SELECT F[0] AS x, nullif(nullif(concat(F[2], F[1]), '-'), '') AS y"
+        " FROM (SELECT split(a, ',') AS f FROM t)",
+    ],
+    ids=["qualified", "spelled in two ways"],
+)
+def test_a_query_that_names_a_column_in_two_ways_has_one_plan(spark, tmp_path, query):
+    with el.Engine(str(tmp_path / "storage"), spark=spark) as engine:
+        engine.table("t", "a STRING, v STRING").insert([("b,c,d", "bc"), ("-,,", "e")])
+        workspace = engine._workspace
+        draft = Entry("v9", VIEW, "twice", "", query=query)
+        prints = {
+            workspace.compiler.view(
+                draft, workspace.catalog, workspace.plan, ["t"]
+            ).plan.fingerprint
+            for _ in range(10)
+        }
+        assert len(prints) == 1
+        engine.view("twice", query)
+        assert engine.verify("twice")

@@ -94,8 +94,9 @@ class Catalyst(Builder):
         return not changes or kind(plan) in _ASKING
 
     def optimized(self, plan: Plan) -> Plan:
-        """Run Spark's optimiser on a resolved plan."""
-        optimized: Plan = self.frame(plan)._jdf.queryExecution().optimizedPlan()
+        """Run Spark's optimiser on a resolved plan; the same query becomes the same plan each time."""
+        execution = self.frame(trees.with_equal_references(plan))._jdf.queryExecution()
+        optimized: Plan = execution.optimizedPlan()
         return optimized
 
     def contain(self, nodes: Sequence[Plan | Expression], pattern: str) -> bool:

@@ -1,6 +1,7 @@
 package eddyline;
 
 import java.util.Arrays;
+import java.util.HashMap;
 import java.util.HashSet;
 import java.util.Map;
 import java.util.Set;
@@ -27,8 +28,10 @@ import org.apache.spark.sql.types.AtomicType;
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.StructType;
 import py4j.Gateway;
+import scala.Function1;
 import scala.collection.Iterator;
 import scala.collection.Seq;
+import scala.runtime.AbstractPartialFunction;
 
 /**
  * Describes Spark's plans and expressions to Python, as lines of text; plan_trees.py reads them.
@@ -236,6 +239,58 @@ public final class Trees {
     private static LogicalPlan resolved(LogicalPlan plan) {
         plan.setAnalyzed();
         return plan;
+    }
+
+    /**
+     * A resolved plan in which all references to a computed column are equal: spelled as where it is computed, and
+     * without qualifiers.
+     *
+     * Spark's optimiser (CollapseProject, 4.3) counts such references by equality and keeps the counts by id: of `f` and
+     * `t.f` it keeps the count of either one, by the hashes of ids that differ from one compilation to the next.
+     */
+    public LogicalPlan withEqualReferences(LogicalPlan plan) {
+        Map names = new HashMap();
+        addAliases(plan, names);
+        return (LogicalPlan) plan.transformAllExpressionsWithSubqueries(new EqualReferences(names));
+    }
+
+    private static void addAliases(TreeNode node, Map names) {
+        if (node instanceof Alias) {
+            names.put(Long.valueOf(((Alias) node).exprId().id()), ((Alias) node).name());
+        }
+        if (node instanceof QueryPlan) {
+            addAllAliases(((QueryPlan) node).subqueries(), names);
+            addAllAliases(((QueryPlan) node).expressions(), names);
+        }
+        addAllAliases(node.children(), names);
+    }
+
+    private static void addAllAliases(Seq nodes, Map names) {
+        for (Iterator i = nodes.iterator(); i.hasNext();) {
+            addAliases((TreeNode) i.next(), names);
+        }
+    }
+
+    private static final class EqualReferences extends AbstractPartialFunction {
+        private final Map names; // of computed columns, by their ids
+
+        EqualReferences(Map names) {
+            this.names = names;
+        }
+
+        public boolean isDefinedAt(Object one) {
+            return one instanceof AttributeReference
+                && names.containsKey(Long.valueOf(((AttributeReference) one).exprId().id()));
+        }
+
+        public Object applyOrElse(Object one, Function1 otherwise) {
+            if (!isDefinedAt(one)) {
+                return otherwise.apply(one);
+            }
+            AttributeReference reference = (AttributeReference) one;
+            Object name = names.get(Long.valueOf(reference.exprId().id()));
+            return reference.withName((String) name).withQualifier(PythonUtils.toSeq(new java.util.ArrayList()));
+        }
     }
 
     /**

@@ -155,6 +155,11 @@ def contain(nodes: Any, pattern: str) -> bool:
     return found
 
 
+def with_equal_references(plan: Any) -> Any:
+    """Return a resolved plan in which all references to a computed column are equal, so that it is optimised one way."""
+    return _trees().withEqualReferences(plan)
+
+
 def placeholder(columns: Any) -> Any:
     """Return a resolved leaf without rows, with the columns in a Scala Seq."""
     return _trees().placeholder(columns)
