@@ -7,10 +7,13 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import eddyline as el
@@ -111,28 +114,58 @@ def test_a_file_that_goes_on_within_a_line_that_was_read_is_reported(
     assert 5 in [a for (a,) in case.engine.snapshot("v").collect()]
 
 
-def test_a_compressed_file_that_grows_is_reported(case: Case) -> None:
-    import gzip
+def test_of_a_line_that_goes_on_only_what_was_read_counts(case: Case) -> None:
+    case.write("f.json", '{"a": 1}\n{"a": 2')
+    assert case.rows() == [1, None]
+    case.write("f.json", "3}\n" + line(4))
+    assert case.rows() == [1, None]
+    assert "in the middle of a line" in case.faults()
+    case.engine.view("later", "SELECT a FROM s")
+    assert case.engine.verify()
+    assert sorted(case.engine.sql("SELECT a FROM s").collect(), key=str) == [(1,), (None,)]
 
-    packed = case.folder / "f.json.gz"
-    packed.write_bytes(gzip.compress(line(1).encode()))
-    assert case.rows() == [1]
-    packed.write_bytes(gzip.compress((line(1) + line(2)).encode()))
-    case.engine.advance()
-    assert "when it was read" in case.faults()
+
+@pytest.mark.parametrize("kind", ["json", "parquet"])
+def test_a_file_read_as_a_whole_that_grows_is_reported(
+    tmp_path: Path, spark: SparkSession, kind: str
+) -> None:
+    def write(rows: list[int]) -> None:
+        if kind == "parquet":
+            pq.write_table(pa.table({"a": pa.array(rows, pa.int64())}), file)
+        else:
+            file.write_bytes(gzip.compress("".join(map(line, rows)).encode()))
+
+    case = Case(tmp_path, spark, kind)
+    file = case.folder / ("f.parquet" if kind == "parquet" else "f.json.gz")
+    with case.engine:
+        write([1])
+        assert case.rows() == [1]
+        write([*range(1000)])
+        case.engine.advance()
+        assert "when it was read" in case.faults()
+        assert case.engine.snapshot("v").collect() == [(1,)]
+        readers: list[Callable[[], object]] = [
+            case.engine.verify,
+            lambda: case.engine.sql("SELECT a FROM s").collect(),
+            lambda: case.engine.sql("SELECT count(*) FROM s").collect(),
+            lambda: case.engine.view("later", "SELECT a FROM s"),
+        ]
+        for read in readers:
+            with pytest.raises((el.StateError, PySparkException), match="changed or removed"):
+                read()
 
 
 def test_a_large_file_that_grows_is_read_by_parts(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source, "PART_BYTES", 100)
     monkeypatch.setattr(source, "TAIL_BYTES", 7)
     wanted: list[int] = []
     for start in (0, 30, 61):
         new = list(range(start, start + 30))
         wanted += new
-        case.write("f.json", "".join(map(line, new)))
+        case.write("f.json", "".join(json.dumps({"a": a, "b": "-" * 700_000}) + "\n" for a in new))
         assert sorted(a for a in case.rows() if a is not None) == sorted(wanted)
+    assert (case.folder / "f.json").stat().st_size > source.PART_BYTES
 
 
 def test_a_file_that_is_moved_into_the_folder_is_whole(case: Case, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from eddyline.operators.recompute import Regroup
 from eddyline.operators.running import Running
 from eddyline.runtime.plans import EpochPlan
 from eddyline.runtime.sizes import UNKNOWN, bytes_of, rows_of
-from eddyline.source.lines import line_starts
+from eddyline.source.lines import line_starts, part_end
 from eddyline.source.parquet import rows_in_parquet
 from eddyline.source.segments import BUCKET_RUNS, NDJSON, PARQUET, RUN, Segment, cut_at, read_arrow
 from eddyline.state.kernels import distinct_values
@@ -137,7 +137,8 @@ def in_two(files: Files, segment: Segment) -> list[Segment]:
         starts = line_starts(segment.file, segment.start, segment.bytes)
         if len(starts) < 2:
             return []
-        middle, end = int(starts[len(starts) // 2]), segment.start + segment.bytes
+        middle = int(starts[len(starts) // 2])
+        end = part_end(segment.file, segment.start, segment.bytes)
         parts = [
             replace(segment, bytes=middle - segment.start),
             replace(segment, start=middle, bytes=max(end - middle, 0)),

@@ -24,7 +24,7 @@ import pyarrow as pa
 from eddyline.source.base import PlannedSource
 from eddyline.source.compression import is_compressed
 from eddyline.source.lag import BYTES, Unread
-from eddyline.source.lines import read_json
+from eddyline.source.lines import PART_BYTES, read_json
 from eddyline.source.log_files import SET_ASIDE
 from eddyline.source.parquet import read_parquet
 from eddyline.source.redo_log import RedoLog
@@ -32,7 +32,6 @@ from eddyline.source.segments import NDJSON, PARQUET, ROWS_MAX, Segment, Wanted
 from eddyline.storage.files import Files, damaged
 from eddyline.storage.os_errors import input_errors
 
-PART_BYTES = 32 << 20
 SETTLE_S = 0.2
 """For so long a file must not grow before its last line is taken without a line end."""
 
@@ -307,7 +306,7 @@ def _last_line_end(stream: BinaryIO, first: int, size: int) -> int:
 def read_json_part(
     _files: Files, segment: Segment, wanted: Wanted
 ) -> Iterator[tuple[pa.Table, int]]:
-    """Read the lines of a JSON file that begin in a segment."""
+    """Read the lines of a JSON file that begin in a segment, as they were when it was logged."""
     check_size(segment)
     for table in read_json(segment.file, wanted.schema, segment.start, segment.bytes):
         yield table, table.num_rows
@@ -330,13 +329,20 @@ def read_parquet_file(
 
 
 def check_size(segment: Segment) -> None:
-    """Raise StateError if a file is shorter than when it was logged, or gone; StorageError if it can't be read now."""
+    """Raise StateError if a file isn't as it was logged, or gone; StorageError if it can't be read now.
+
+    A JSON file may have grown, one that is read as a whole may not.
+    """
     with input_errors(segment.file):
         try:
             size = os.stat(segment.file).st_size
         except _GONE:
             size = -1
-    if size < segment.start + segment.bytes:
+    end = segment.start + segment.bytes
+    whole = is_compressed(segment.file) and segment.bytes != PART_BYTES
+    if segment.kind == PARQUET:
+        whole = not segment.rows  # else it is a part, and the length about that of the part
+    if size < end or (whole and size != end):
         raise damaged(
             segment.file,
             "it was changed or removed after the stream had seen it",

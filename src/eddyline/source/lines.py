@@ -12,6 +12,10 @@ from eddyline.source.json import BLOCK_BYTES, BY_POLARS, JsonDecoder
 from eddyline.source.scanner import BOM
 from eddyline.storage.os_errors import input_errors
 
+PART_BYTES = 32 << 20
+"""The length of the parts in which a file is read. Such a part may end within a line; a shorter one ends with the file as
+it was when it was logged, or at the end of a line."""
+
 _ANY = 1 << 62
 
 
@@ -23,7 +27,8 @@ def readable(schema: pa.Schema) -> bool:
 def read_json(path: str, schema: pa.Schema, start: int = 0, length: int = 0) -> Iterator[pa.Table]:
     """Decode the lines of a file that begin within `length` bytes from `start` on; 0: up to its end.
 
-    A compressed file is one part, whatever its length. Values that can't be converted are null.
+    The last line of `PART_BYTES` bytes is read to its end; that of less only as far as the bytes go: what was written
+    after them doesn't count. A compressed file is one part, whatever its length. Values that can't be converted are null.
 
     Raises:
         DataError: BAD_FILE, it can't be decompressed.
@@ -35,13 +40,14 @@ def read_json(path: str, schema: pa.Schema, start: int = 0, length: int = 0) -> 
         length = _ANY
     decoder = JsonDecoder(schema, "UTC")
     at, end = 0, start + (length or _ANY)
+    exact = length not in (0, PART_BYTES)
     with input_errors(path), open_file(path) as stream:
         if start:
             stream.seek(start - 1)
             at = start - 1 + len(stream.readline())  # that line belongs to the part before
         while at < end and (block := stream.read(min(BLOCK_BYTES, end - at))):
             if not block.endswith(b"\n"):
-                block += stream.readline()
+                block += stream.readline(end - at - len(block) if exact else -1)
             yield from decoder.tables(_unix(block if at else block.removeprefix(BOM)))
             at += len(block)
 
@@ -56,6 +62,16 @@ def line_starts(path: str, start: int = 0, length: int = 0) -> np.ndarray:
         block = np.frombuffer(stream.read(start + length - 1 - before if length else -1), np.uint8)
     starts = np.flatnonzero(block == ord("\n")) + before + 1
     return starts if start else np.concatenate([[0], starts])
+
+
+def part_end(path: str, start: int, length: int) -> int:
+    """Return where the last line ends that `read_json` reads of these bytes of a file that isn't compressed."""
+    end = start + length
+    if length != PART_BYTES:
+        return end
+    with open(path, "rb") as stream:
+        stream.seek(end - 1)
+        return end - 1 + len(stream.readline())
 
 
 def _unix(block: bytes) -> bytes:
