@@ -70,7 +70,8 @@ TIMES = {"ts"}
         ),
         (
             "SELECT ts AS day, max(x) FROM s GROUP BY ts WINDOWING 1 DAY",
-            "SELECT date_trunc('DAY', ts) AS day, max(x) FROM s GROUP BY date_trunc('DAY', ts)",
+            "SELECT date_trunc('DAY', ts) AS day, max(x) FROM s WHERE ts IS NOT NULL"
+            " GROUP BY date_trunc('DAY', ts)",
         ),
         (
             "SELECT count(*) FROM s WHERE a OR b WINDOWING LANDMARK '2026-01-01'",
@@ -102,6 +103,7 @@ def test_written_out(given: str, plain: str) -> None:
     [
         ("SELECT a FROM s GROUP BY a WINDOWING 60 parsec", "unit of time"),
         ("SELECT a FROM s WINDOWING 60 s", "GROUP BY"),
+        ("SELECT a FROM s WINDOWING 1 day", "GROUP BY"),
         ("SELECT a, ts FROM s GROUP BY a WINDOWING 60 s", "GROUP BY"),
         ("SELECT ts, te FROM s GROUP BY ts, te WINDOWING 60 s", "one timestamp column"),
         ("SELECT ts FROM s GROUP BY ts WINDOWING 0 s", "above zero"),

@@ -36,6 +36,7 @@ _MILLISECONDS = {
 _CALENDAR = re.compile(r"(MONTH|QUARTER|YEAR)S?")
 _SIZE_MAX_MS = 86_400_000 * 36_500
 _FORMS = "write for example 60 s, 5 min, 1 day, 60 s SLIDE 10 s, 1000 ROWS, LANDMARK '2026-01-01'"
+_DAY = "date_trunc('DAY', {})"
 _BEFORE_VALUES = frozenset(
     [
         "SELECT",
@@ -247,7 +248,11 @@ def _expand(cursor: TokenCursor, clause: int, times: Collection[str]) -> str:
     column, name = _time(cursor, select, times)
     if rows:
         return _last_rows(cursor, select, column, rows)
-    return _windowed(cursor, select, name, start, f"{column} >= {since}" if since else "")
+    if since:
+        return _windowed(cursor, select, name, start, f"{column} >= {since}", grouped=False)
+    # as Spark's window: a row without a time is in none
+    timed = f"{column} IS NOT NULL" if start == _DAY else ""
+    return _windowed(cursor, select, name, start, timed)
 
 
 def _moment(cursor: TokenCursor) -> str:
@@ -291,7 +296,7 @@ def _start(cursor: TokenCursor, count: int) -> str:
         if step * _MILLISECONDS[step_unit] > length:
             _wrong(cursor, "slides by at most the length of the window")
         return f"window({{}}, '{size}', '{step} {step_unit}').start"
-    return "date_trunc('DAY', {})" if size == "1 days" else f"window({{}}, '{size}').start"
+    return _DAY if size == "1 days" else f"window({{}}, '{size}').start"
 
 
 def _unit(cursor: TokenCursor) -> str:
@@ -386,8 +391,21 @@ def _columns(cursor: TokenCursor, first: int, last: int) -> Iterator[_Column]:
         yield _Column(at, end, cursor.slice(at, end), cursor.slice(end - 1, end), alone)
 
 
-def _windowed(cursor: TokenCursor, select: _Select, name: str, start: str, condition: str) -> str:
-    """Replace the time column by the start of its window in SELECT, GROUP BY and HAVING."""
+def _windowed(
+    cursor: TokenCursor,
+    select: _Select,
+    name: str,
+    start: str,
+    condition: str,
+    *,
+    grouped: bool = True,
+) -> str:
+    """Replace the time column by the start of its window in SELECT, GROUP BY and HAVING.
+
+    Args:
+        condition: which rows are in a window, added to WHERE; empty for all.
+        grouped: whether the time column must be in GROUP BY.
+    """
     changes: list[tuple[int, int, str]] = [(select.clause, select.end, "")]
     if select.group >= 0:
         changes += [
@@ -395,7 +413,7 @@ def _windowed(cursor: TokenCursor, select: _Select, name: str, start: str, condi
             for column in _columns(cursor, select.group + 2, select.clause)
             if column.name == name
         ]
-    if len(changes) == 1 and not condition:
+    if len(changes) == 1 and grouped:
         cursor.fail(
             f"WINDOWING needs {name} in GROUP BY: there is a group for each window",
             "add it to GROUP BY, and to SELECT if you like to see it",
