@@ -46,7 +46,7 @@ class Engine(Relations, Queried, ChangeFlows, Monitored, Served):
         EngineError: the session has another time zone, or this process has another engine on it.
 
     Attributes:
-        writing, altering, expecting, describing: what statements of scripts call.
+        writing, streams, altering, expecting, describing: what statements of scripts call.
 
     Example:
         >>> import tempfile
@@ -72,15 +72,15 @@ class Engine(Relations, Queried, ChangeFlows, Monitored, Served):
         self._epochs = Epochs(self._workspace)
         self._reading = Reading(self._workspace)
         self.writing = Writing(self._workspace)
-        self._streams = Streams(self._workspace, self.writing)
+        self.streams = Streams(self._workspace, self.writing)
         self._definitions = Definitions(self._workspace, self._epochs)
         self.altering = Altering(self._workspace, self._epochs, self._definitions)
         self._running = RunLoop(
-            self._workspace, self._epochs, self._definitions, self._streams, self._reading
+            self._workspace, self._epochs, self._definitions, self.streams, self._reading
         )
-        self._streams.connect_stored()
+        self.streams.connect_stored()
         self.expecting = Expecting(
-            self._workspace, self._definitions, self._streams
+            self._workspace, self._definitions, self.streams
         ).repair_companions()
 
     @property
@@ -196,4 +196,4 @@ class Engine(Relations, Queried, ChangeFlows, Monitored, Served):
 
     def remove_dead_letters(self, name: Name, where: str | None, *, replay: bool) -> int:
         """Replay dead letters, or drop them for good; see `Pipeline.replay` and `discard`."""
-        return self._streams.remove_dead_letters(name_of(name), where, replay=replay)
+        return self.streams.remove_dead_letters(name_of(name), where, replay=replay)

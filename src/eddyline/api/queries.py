@@ -26,7 +26,7 @@ class Queried:
     _epochs: Epochs
     _reading: Reading
     _running: RunLoop
-    _streams: Streams
+    streams: Streams
 
     def sql(self, query: str, args: Parameters = None, *, confined: bool = False) -> DataFrame:
         """Run ad hoc SQL over tables, streams and views, all as of the last committed epoch.
@@ -96,7 +96,7 @@ class Queried:
             [('total', 'live')]
         """
         lags = self._running.lags()
-        pipelines = self._streams.pipelines_status(lags)
+        pipelines = self.streams.pipelines_status(lags)
         own = {"sinks": self._epochs.sinks.status(), "pipelines": pipelines}
         return self._reading.status(lags) | own | {"run": self._running.health()}
 
@@ -123,7 +123,7 @@ class Queried:
         """
         report = self._reading.verify(None if view is None else name_of(view))
         keep_verified(self._workspace.files, self._workspace.catalog, report)
-        return report if view else replace(report, pipelines=self._streams.check_pipelines())
+        return report if view else replace(report, pipelines=self.streams.check_pipelines())
 
     def changes(self, view: Name, after: int | None = None, form: str = "retract") -> DataFrame:
         """Read the changes of a view; see `View.changes`.

@@ -35,7 +35,7 @@ class Relations:
     _workspace: Workspace
     _epochs: Epochs
     _reading: Reading
-    _streams: Streams
+    streams: Streams
     _definitions: Definitions
     writing: Writing
 
@@ -100,8 +100,8 @@ class Relations:
             ...     [tuple(row) for row in sizes.snapshot().collect()]
             [('tea', 3)]
         """
-        entry = self._streams.stream(name, dataframe, op, primary_key, watermark, options or {})
-        return Stream(entry.name, self._reading, self.writing, self._streams)
+        entry = self.streams.stream(name, dataframe, op, primary_key, watermark, options or {})
+        return Stream(entry.name, self._reading, self.writing, self.streams)
 
     def create_stream(
         self,
@@ -142,10 +142,10 @@ class Relations:
             ...     [tuple(row) for row in total.snapshot().collect()]
             [(2,)]
         """
-        entry = self._streams.create_stream(
+        entry = self.streams.create_stream(
             name, schema, format, dict(options or {}), op, primary_key, watermark
         )
-        return Stream(entry.name, self._reading, self.writing, self._streams)
+        return Stream(entry.name, self._reading, self.writing, self.streams)
 
     def pipeline(
         self,
@@ -173,7 +173,7 @@ class Relations:
             EngineError: BAD_OPTION: a number is out of its range. QUEUE_IN_USE: another pipeline reads the queue.
         """
         settings = PipelineSettings(lanes, tuple_rows, slow, acks=acks, ackers=ackers)
-        return Pipeline(name, source, settings, self._workspace, self.writing, self._streams)
+        return Pipeline(name, source, settings, self._workspace, self.writing, self.streams)
 
     def relation(self, name: Name) -> DataFrame:
         """Return a table, stream or view as a DataFrame to make views of; an action raises SCHEMA_ONLY.

@@ -55,6 +55,10 @@ class Streams:
         self._workspace = workspace
         self._writing = writing
 
+    def define_only(self) -> None:
+        """Define streams from now on without opening their sources."""
+        self._workspace.sources.opens = False
+
     def connect_stored(self) -> None:
         """Connect tables, and the streams whose format and options are stored; users connect others."""
         workspace = self._workspace

@@ -202,6 +202,7 @@ def _explain(args: argparse.Namespace) -> int:
     statements = parse_script(read_script(args.script))
     options = replace(Options.from_environment(), catalog="")  # the storage is thrown away
     with tempfile.TemporaryDirectory() as storage, open_engine(storage, options) as engine:
+        engine.streams.define_only()
         for statement in statements:
             if isinstance(statement, CreateTableAs):
                 engine.writing.create_table_as(statement, rows=False)

@@ -60,12 +60,14 @@ class Context:
         spark: the user's session.
         zone: time zone of the storage.
         log_of: returns the redo log of a stream.
+        opens: whether sources are opened; else streams are only checked.
     """
 
     files: Files
     spark: SparkSession
     zone: str
     log_of: Callable[[Entry], RedoLog]
+    opens: bool = True
 
 
 class SourceFormat(Protocol):
@@ -83,10 +85,7 @@ class SourceFormat(Protocol):
         """
 
     def check(self, stream: Entry, context: Context) -> None:
-        """Raise DataError if the stream can't be opened; called before it is stored.
-
-        The catalog must only hold streams that can be opened: each engine on it opens them again.
-        """
+        """Raise DataError if the stream can't be opened; called before it is stored: each engine opens it again."""
 
     def letters(self, stream: Entry) -> str:
         """Return the role of its stream of dead letters, `REJECTS` or `PIPELINE`; empty for none."""

@@ -67,6 +67,8 @@ class Sources:
         zone: time zone of the storage.
         formats: formats by name in lower case; Spark reads all others.
         clock: returns microseconds since 1970.
+        opens: whether the sources of streams are opened. Else streams are only defined: no port is bound, no queue
+            locked, nothing made on another system.
         outages: by name, the sources that can't be read now.
     """
 
@@ -75,6 +77,7 @@ class Sources:
     zone: str
     formats: Mapping[str, SourceFormat]
     clock: Callable[[], int]
+    opens: bool = True
     outages: dict[str, SourceOutage] = field(default_factory=dict)
     _logs: dict[str, RedoLog] = field(default_factory=dict)
     _sources: dict[str, Source] = field(default_factory=dict)
@@ -128,12 +131,14 @@ class Sources:
         return name.lower() if name.lower() in self.formats else name
 
     def attach(self, entry: Entry, letters: Entry | None, frame: DataFrame | None = None) -> None:
-        """Open the source of a stream.
+        """Open the source of a stream, if this opens sources.
 
         Args:
             letters: the stream of its dead letters.
             frame: the streaming DataFrame to read; None to open format and options.
         """
+        if not self.opens:
+            return
         opened = self._format(entry.format) if frame is None else SparkFormat(entry.format, frame)
         holder = _attached_entry(entry, letters)
         self.disconnect(holder)
@@ -418,7 +423,7 @@ class Sources:
 
     @property
     def _context(self) -> Context:
-        return Context(self.files, self.spark, self.zone, self.log)
+        return Context(self.files, self.spark, self.zone, self.log, self.opens)
 
     def _format(self, name: str) -> SourceFormat:
         return self.formats.get(name.lower()) or SparkFormat(name)

@@ -51,6 +51,9 @@ class QueueFormat(DocumentFormat):
         A stream of this process that reads the queue goes on.
         """
         check_documents(stream)
+        if not context.opens:
+            _queue_options(stream)
+            return
         backend = _backend(stream)
         try:
             backend.check_claim()
@@ -100,19 +103,25 @@ def open_queue(stream: Entry) -> DataQueue:
 
 def _backend(stream: Entry) -> LogBackend | KafkaBackend:
     """Return the queue that the options of a stream name, which isn't claimed; DataError if they name none."""
-    options = {name.lower(): value for name, value in stream.options.items()}
-    if set(options) == {"path"}:
+    options = _queue_options(stream)
+    if "path" in options:
         return LogBackend(options["path"])
-    if set(options) == {"servers", "app"}:
-        from eddyline.relay.kafka import KafkaBackend  # its client may not be installed
+    from eddyline.relay.kafka import KafkaBackend  # its client may not be installed
 
-        return KafkaBackend(options["servers"], options["app"])
-    raise DataError(
-        f"the options {', '.join(sorted(options)) or '(none)'} name no queue",
-        condition="BAD_STREAM",
-        stream=stream.name,
-        hint="give path, or servers and app of a queue on Kafka",
-    )
+    return KafkaBackend(options["servers"], options["app"])
+
+
+def _queue_options(stream: Entry) -> dict[str, str]:
+    """Return the options of a stream, with names in lower case; DataError if they name no queue."""
+    options = {name.lower(): value for name, value in stream.options.items()}
+    if set(options) not in ({"path"}, {"servers", "app"}):
+        raise DataError(
+            f"the options {', '.join(sorted(options)) or '(none)'} name no queue",
+            condition="BAD_STREAM",
+            stream=stream.name,
+            hint="give path, or servers and app of a queue on Kafka",
+        )
+    return options
 
 
 def check_documents(stream: Entry) -> None:

@@ -49,7 +49,8 @@ class HttpFormat(DocumentFormat):
         check_documents(stream)
         address = address_of(stream)
         filled_in({TOKEN: address.token})
-        if not stream.id and not ingest.is_served(address.host, address.port):
+        new = context.opens and not stream.id
+        if new and not ingest.is_served(address.host, address.port):
             ingest.SharedServer(address.host, address.port).close()
 
     def open(self, stream: Entry, letters: Entry | None, context: Context) -> Source:
