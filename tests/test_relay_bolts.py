@@ -242,6 +242,46 @@ class TestVectorised:
         worked = chain(lambda t: Emitted(t, inputs=[0, 7]), vectorised=True).run(records("a", "b"))
         assert "inputs must name places" in worked.reasons[0]
 
+    @pytest.mark.parametrize("place", [-1, 2, 0.5, 1.0, True, None, "0"])
+    def test_what_has_failed_and_what_is_made_of_which_are_places_of_rows(self, place: Any) -> None:
+        def rejecting(table: pa.Table) -> Emitted:
+            return Emitted(table.slice(0, 0), inputs=[], failed={place: "bad"})
+
+        def making(table: pa.Table) -> Emitted:
+            return Emitted(table.slice(0, 1), inputs=pa.array([place]))
+
+        def joining(table: pa.Table) -> Emitted:
+            return Emitted(table.slice(0, 1), inputs=pa.array([[place]]))
+
+        for function in (rejecting, making, joining):
+            worked = chain(function, vectorised=True, once=True).run(records("a", "b"))
+            assert not worked.done.any()
+            assert "must name places of the 2 rows" in worked.reasons[0]
+
+    def test_a_row_made_may_be_of_none_but_not_of_null(self) -> None:
+        of_none, of_null = [[], [0]], [None, [0]]
+        worked = chain(lambda t: Emitted(t, inputs=of_none), vectorised=True).run(records("a", "b"))
+        assert (worked.done.all(), worked.rows.num_rows) == (True, 2)
+        once = chain(lambda t: Emitted(t, inputs=of_null), vectorised=True, once=True)
+        assert not once.run(records("a", "b")).done.any()
+
+    def test_rows_without_columns_are_rows(self) -> None:
+        def bare(table: pa.Table) -> pa.Table:
+            if b"bad" in table["payload"].to_pylist():
+                raise ValueError("bad")
+            return table.select([] if b"a" in table["payload"].to_pylist() else ["position"])
+
+        def as_it_is(table: pa.Table) -> pa.Table:
+            return table
+
+        plain = Bolt.of(lambda _: {}, "plain")
+        whole = Bolt.of(as_it_is, None, vectorised=True)
+        assert BoltChain([plain]).run(records("a", "b")).rows == [{}, {}]
+        assert BoltChain([plain, whole]).run(records("a", "b")).rows == [{}, {}]
+        worked = BoltChain([Bolt.of(bare, None, vectorised=True)]).run(records("a", "bad", "b"))
+        assert worked.rows == [{}, {"position": 2}]
+        assert worked.done.tolist() == [True, False, True]
+
     def test_it_gets_the_rows_of_plain_functions(self) -> None:
         def double(table: pa.Table) -> pa.Table:
             return pa.table({"v": pa.compute.multiply(table["v"], 2)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -47,6 +48,8 @@ class Emitted:
         inputs: for each output row, the index of the input row that it was made from, or a list of
             indices. None: one output row for each input row that didn't fail, in order.
         failed: why input rows failed, by their index.
+
+    An index that is no whole number, or outside the input rows, is an error of the bolt.
 
     Example:
         >>> table = pa.table({"v": [1, 2, 3]})
@@ -280,7 +283,7 @@ def _call_vectorised(bolt: Bolt, rows: Rows) -> BoltOutput:
     """
     count = len(rows)
     if bolt.kind == TABLE and not isinstance(rows, pa.Table):
-        rows = pa.Table.from_pylist(rows)
+        rows = _as_table(rows)
     returned = bolt.function(rows)
     if returned is None:
         return BoltOutput([], np.empty(0, np.int64), np.empty(0, np.int64), {})
@@ -288,6 +291,8 @@ def _call_vectorised(bolt: Bolt, rows: Rows) -> BoltOutput:
     if not isinstance(emitted.rows, pa.Table):
         raise TypeError(f"a vectorised bolt gives a pyarrow Table, not {type(returned).__name__}")
     emitted_count = emitted.rows.num_rows
+    if not all(map(partial(_is_place, count), emitted.failed)):
+        raise ValueError(f"failed must name places of the {count} rows")
     failed: Reasons = {int(row): _given_reason(why) for row, why in emitted.failed.items()}
     if emitted.inputs is None:
         inputs = np.setdiff1d(np.arange(count), np.fromiter(failed, np.int64, len(failed)))
@@ -298,15 +303,24 @@ def _call_vectorised(bolt: Bolt, rows: Rows) -> BoltOutput:
         links = emitted.inputs
         if not isinstance(links, pa.Array):
             links = pa.array(links)
-        outputs = np.arange(emitted_count)
+        outputs, places = np.arange(emitted_count), links
         if pa.types.is_list(links.type):
             outputs = links.value_parent_indices().to_numpy(zero_copy_only=False)
-            inputs = links.flatten().to_numpy(zero_copy_only=False)
-        else:
-            inputs = links.to_numpy(zero_copy_only=False)
+            places = links.flatten()
+        whole = pa.types.is_integer(places.type) or not len(places)
+        nulls = links.null_count + places.null_count
+        inputs = places.to_numpy(zero_copy_only=False) if whole and not nulls else np.array([-1])
         if len(links) != emitted_count or np.any((inputs < 0) | (inputs >= count)):
             raise ValueError(f"inputs must name places of the {count} rows, for each row made")
-    return BoltOutput(emitted.rows, outputs.astype(np.int64), inputs.astype(np.int64), failed)
+    rows = emitted.rows if emitted.rows.num_columns else emitted.rows.to_pylist()
+    return BoltOutput(rows, outputs.astype(np.int64), inputs.astype(np.int64), failed)
+
+
+def _is_place(count: int, place: object) -> bool:
+    """Return whether a value is the index of one of so many rows."""
+    if isinstance(place, bool) or not isinstance(place, int | np.integer):
+        return False
+    return 0 <= int(place) < count
 
 
 def _given_reason(why: object) -> str:
@@ -316,29 +330,38 @@ def _given_reason(why: object) -> str:
 
 def _concat(parts: Sequence[tuple[int, BoltOutput]], failed: Reasons) -> BoltOutput:
     """Return the outputs for parts of the rows, each with its first row, as one."""
-    tables, outputs, inputs, before = [], [], [], 0
+    made, outputs, inputs, before = [], [], [], 0
     for start, output in parts:
         if len(output.rows):
-            tables.append(output.rows)
+            made.append(output.rows)
         outputs.append(output.outputs + before)
         inputs.append(output.inputs + start)
         failed.update((row + start, why) for row, why in output.failed.items())
         before += len(output.rows)
     empty = np.empty(0, np.int64)
     return BoltOutput(
-        _joined(tables),
+        _joined(made),
         np.concatenate([empty, *outputs]),
         np.concatenate([empty, *inputs]),
         failed,
     )
 
 
-def _joined(tables: Sequence[pa.Table]) -> Rows:
-    """Return the rows of tables: as one table, or as dicts if a column has types of which none holds all values."""
-    try:
-        return pa.concat_tables(tables, promote_options="permissive") if tables else []
-    except pa.ArrowException:
-        return [row for table in tables for row in table.to_pylist()]
+def _joined(parts: Sequence[Rows]) -> Rows:
+    """Return the rows of parts: as one table, or as dicts if a part has dicts, or a column has types of which none holds all values."""
+    tables = [part for part in parts if isinstance(part, pa.Table)]
+    if parts and len(tables) == len(parts):
+        with suppress(pa.ArrowException):
+            return pa.concat_tables(tables, promote_options="permissive")
+    as_dicts = (part.to_pylist() if isinstance(part, pa.Table) else part for part in parts)
+    return [row for part in as_dicts for row in part]
+
+
+def _as_table(rows: list[Any]) -> pa.Table:
+    """Return dicts as a table, which has as many rows if they are empty."""
+    if any(rows):
+        return pa.Table.from_pylist(rows)
+    return pa.table({"none": pa.nulls(len(rows))}).select([])
 
 
 def _output_owners(output: BoltOutput, owners: Indices) -> Indices:
