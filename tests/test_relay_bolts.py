@@ -293,6 +293,12 @@ class TestVectorised:
         ]
         assert BoltChain(bolts).run(records("1", "x", "3")).rows == [2, 6]
 
+    def test_it_gets_what_only_some_rows_of_plain_functions_have(self) -> None:
+        plain = Bolt.of(lambda record: {text(record): 1}, "parse")
+        whole = Bolt.of(lambda table: table, None, vectorised=True)
+        worked = BoltChain([plain, whole]).run(records("a", "b"))
+        assert worked.rows.to_pylist() == [{"a": 1, "b": None}, {"a": None, "b": 1}]
+
 
 def far(table: pa.Table) -> pa.Table:
     """Give the record `bad` a time that Python has none of."""

@@ -358,9 +358,10 @@ def _joined(parts: Sequence[Rows]) -> Rows:
 
 
 def _as_table(rows: list[Any]) -> pa.Table:
-    """Return dicts as a table, which has as many rows if they are empty."""
-    if any(rows):
-        return pa.Table.from_pylist(rows)
+    """Return dicts as a table with the columns of all of them, and as many rows if they are all empty."""
+    names = dict.fromkeys(name for row in rows for name in row.keys())  # noqa: SIM118  # a row may be no dict
+    if names:
+        return pa.table({name: [row.get(name) for row in rows] for name in names})
     return pa.table({"none": pa.nulls(len(rows))}).select([])
 
 
