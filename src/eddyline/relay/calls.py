@@ -88,17 +88,20 @@ def call_concurrently(
 ) -> tuple[list[list[Any]], Reasons]:
     """Call a coroutine function for each argument, `concurrency` calls at a time.
 
+    Once a call blocks the others for too long, those that have not begun are not tried.
+
     Returns:
         A list of outputs for each argument, and the reasons of failures.
     """
     outputs: list[list[Any]] = [[] for _ in arguments]
-    failed: Reasons = dict.fromkeys(range(len(arguments)), _time_out(ttl))
+    failed: Reasons = dict.fromkeys(range(len(arguments)))
     abandoned = threading.Event()
 
     async def call_one(index: int, slots: asyncio.Semaphore) -> None:
         async with slots:
             if abandoned.is_set():
                 return
+            failed[index] = _time_out(ttl)
             limit = asyncio.timeout(None)
             try:
                 async with limit, _LimitInLooks(limit, _looks(ttl, pause_s), pause_s):
