@@ -217,6 +217,45 @@ def test_a_second_run_reads_only_what_has_changed(project: Path, run: Run) -> No
     assert names == {"pages", "both", "busy_pages", "few"}
 
 
+LATER_SQL = """
+CREATE MATERIALIZED VIEW a_last AS
+WITH some AS (SELECT page, n FROM b_pages), named AS (SELECT some.*, title FROM some JOIN titles USING (page))
+SELECT title, sum(n) AS n FROM named GROUP BY title;
+CREATE MATERIALIZED VIEW b_pages AS SELECT page, count(*) AS n FROM c_odd GROUP BY page;
+CREATE TEMPORARY VIEW c_odd AS SELECT * FROM d_titled WHERE id % 2 = (SELECT max(one) FROM z_one);
+CREATE STREAMING TABLE d_titled AS SELECT id, v.page, title FROM STREAM visits AS v JOIN titles AS t ON v.page = t.page;
+CREATE STREAMING TABLE e_united;
+CREATE FLOW f AS INSERT INTO e_united BY NAME SELECT id FROM STREAM(c_odd);
+CREATE MATERIALIZED VIEW titles AS SELECT page, upper(page) AS title FROM z_names;
+"""
+LATER_PYTHON = """
+from pyspark import pipelines as dp
+
+@dp.materialized_view
+def z_one():
+    return spark.sql("SELECT 1 AS one")
+
+@dp.temporary_view
+def z_names():
+    return spark.table("visits").select("page").distinct()
+
+@dp.table
+def visits():
+    return spark.readStream.schema("id BIGINT, page STRING").json("FOLDER/visits")
+"""
+
+
+def test_sql_reads_datasets_that_are_defined_later(project: Path, run: Run) -> None:
+    define(project, a_sql=LATER_SQL, z_py=LATER_PYTHON)
+    visit(project, "1.json", *((number, "abcd"[number % 4]) for number in range(20)))
+    code, _, errors = run("dry-run")
+    assert (code, errors) == (0, "")
+    code, _, errors = run("run", "--verify")
+    assert (code, errors) == (0, "")
+    assert rows(project, "SELECT * FROM a_last") == [("B", 5), ("D", 5)]
+    assert rows(project, "SELECT count(*), sum(id) FROM e_united") == [(10, 100)]
+
+
 @pytest.mark.slow
 def test_a_continuous_run_ends_when_it_is_told(project: Path, run: Run) -> None:
     define(project, all_py=PYTHON)

@@ -24,7 +24,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 from eddyline.errors import ScriptError
 from eddyline.plan.catalyst import Catalyst
-from eddyline.plan.logical import Plan
 from eddyline.plan.statements import (
     CHANGES,
     FLOW,
@@ -172,9 +171,11 @@ class Project(GraphElementRegistry):
                     "spec file",
                     at=shown(at),
                 )
-            self._register(catalyst, found, at)
+            self._register(catalyst, text, found, at)
 
-    def _register(self, catalyst: Catalyst, found: Definition, at: SourceCodeLocation) -> None:
+    def _register(
+        self, catalyst: Catalyst, statement: str, found: Definition, at: SourceCodeLocation
+    ) -> None:
         """Register a definition of SQL as Python's decorators do."""
         if found.kind == MATERIALIZED:
             self.register_output(MaterializedView(found.name, None, at, {}, None, None, None, None))
@@ -185,11 +186,15 @@ class Project(GraphElementRegistry):
         if found.changes is not None:
             self._register_changes(found.name, found.target, found.changes, at)
         if found.query is not None:
-            call = partial(self._query, catalyst, found.query)
+            call = partial(self._query, catalyst, statement)
             self.register_flow(Flow(found.name, found.target or found.name, {}, at, call))
 
-    def _query(self, catalyst: Catalyst, query: Plan) -> DataFrame:
-        return query_frame(catalyst, query, self.spark.readStream.table)
+    def _query(self, catalyst: Catalyst, statement: str) -> DataFrame:
+        """Return the DataFrame of a statement's query, parsed anew: Spark doesn't resolve a plan again that it couldn't."""
+        found = definition(catalyst, statement)
+        assert found is not None
+        assert found.query is not None
+        return query_frame(catalyst, found.query, self.spark.readStream.table)
 
     def plain(self, name: str) -> str:
         """Return a name without backticks and without the project's catalog and database."""
