@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from broker import Broker
-from eddyline.errors import QueueError, StateError
+from eddyline.errors import QueueError, QueueFullError, StateError
 from eddyline.relay.account import Account
 from eddyline.relay.backend import RowRange
 from eddyline.relay.queue import DataQueue
@@ -31,7 +31,8 @@ from confluent_kafka.admin import (
 )
 
 from eddyline.relay.kafka import KafkaBackend
-from eddyline.relay.kafka_messages import BUNDLE_BYTES
+from eddyline.relay.kafka_backlog import EdenBacklog
+from eddyline.relay.kafka_messages import BUNDLE_BYTES, row_number
 
 pytestmark = pytest.mark.kafka
 
@@ -49,6 +50,43 @@ def all_of(queue: DataQueue, rows_max: int = 1000) -> list[pa.Table]:
         queue.commit()
         found.append(records)
     return found
+
+
+def test_back_pressure_counts_records_and_not_messages(
+    broker: Broker, app: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eddyline.relay.kafka.UNREAD_EVERY_S", -1)  # ask the brokers each time
+    queue = DataQueue(KafkaBackend(broker.address, app), unread_rows_max=1000)
+    assert queue.put(["x"] * 500) + queue.put(["x"] * 400) == 900
+    queue.put(["x"])
+    assert queue.backend.unread() == 901
+    with pytest.raises(QueueFullError, match="901 records"):
+        queue.put(["x"] * 100)
+    elsewhere = KafkaBackend(broker.address, app)
+    assert elsewhere.unread() == 3  # it knows of the messages alone
+    # there, as many records are taken to be in each message as were read of the first one
+    for rows, rest, also_elsewhere in ((300, 601, 600), (200, 401, 1000)):
+        batch, _ = queue.read(rows) or pytest.fail("nothing is read")
+        queue.ack(batch.number, range(batch.rows))
+        queue.commit()
+        assert queue.backend.unread() == rest
+        until(lambda wanted=also_elsewhere: elsewhere.unread() == wanted)
+    all_of(queue)
+    assert queue.backend.unread() == 0
+    until(lambda: elsewhere.unread() == 0)
+    queue.close()
+    elsewhere.close()
+
+
+def test_own_messages_are_counted_in_spans_between_those_of_others() -> None:
+    backlog = EdenBacklog()
+    for offset in range(0, 4000, 2):  # one in two is of another process
+        backlog.add(0, offset, 3)
+    ends = [(0, 4000)]
+    assert backlog.unread((0,), ends, 0) == 2000 * 3 * 2
+    assert backlog.unread((row_number(2000),), ends, 6000) == 1000 * 3 * 2
+    assert backlog.unread((row_number(3999),), ends, 12_000) == 3
+    assert EdenBacklog().unread((0, 0), [(0, 4), (5, 7)], 0) == 6
 
 
 def test_the_example_in_the_docstring(broker: Broker, app: str) -> None:

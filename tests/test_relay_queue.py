@@ -383,6 +383,30 @@ def test_a_full_queue_refuses_and_takes_again_once_it_is_read(opened):
     assert taken(queue)[1] == ["c", "d"]
 
 
+def test_threads_keep_the_limit_together(tmp_path: Path) -> None:
+    putting, gate = threading.Event(), threading.Event()
+
+    class Slow(LogBackend):
+        def put(self, records: pa.Table) -> int:
+            if not putting.is_set():
+                putting.set()
+                gate.wait(PATIENCE_S)
+            return super().put(records)
+
+    producer = Producer(Slow(str(tmp_path)), unread_rows_max=4)
+    other = threading.Thread(target=producer.put, args=(["a", "b", "c"],))
+    other.start()
+    try:
+        assert putting.wait(PATIENCE_S)
+        with pytest.raises(QueueFullError, match="3 records of the queue are unread"):
+            producer.put(["d", "e"])
+        assert producer.put(["d"]) == 1
+    finally:
+        gate.set()
+        other.join()
+    assert producer.backend.unread() == 4
+
+
 def test_a_second_reader_takes_over_and_the_first_is_told(opened):
     first = DataQueue(opened())
     first.put(["a"])

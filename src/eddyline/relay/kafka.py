@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from eddyline.relay.backend import (
     RowRange,
     queue_taken_over,
 )
+from eddyline.relay.kafka_backlog import EdenBacklog
 from eddyline.relay.kafka_client import (
     TIMEOUT_S,
     AdminClient,
@@ -147,7 +149,9 @@ class KafkaBackend:
         self._reading_state = threading.Lock()
         self._owner = uuid.uuid4().hex  # marks the commits of this reader
         self._readers: dict[str, TopicReader] = {}
+        self._backlog, self._counting = EdenBacklog(), threading.Lock()
         self._unread = (0.0, 0)  # when it was measured, and the number
+        self._own_commit = QueueState()  # may be visible to consumers only later
 
     @property
     def place(self) -> str:
@@ -158,9 +162,14 @@ class KafkaBackend:
     def put(self, records: pa.Table) -> int:
         self._check_sizes(records)
         with kafka_errors(self.app):
-            self._send(self._new_records, EDEN, records)
-            self._unread = (self._unread[0], self._unread[1] + records.num_rows)
+            self._send(self._new_records, EDEN, records, self._count)
         return int(records.num_rows)
+
+    def _count(self, partition: int, offset: int, rows: int) -> None:
+        """Count the records of a message that was put into eden."""
+        with self._counting:
+            self._backlog.add(partition, offset, rows)
+            self._unread = (self._unread[0], self._unread[1] + rows)
 
     def _check_sizes(self, records: pa.Table) -> None:
         """Raise QueueError (BAD_RECORDS) if a record is larger than a message may be."""
@@ -193,20 +202,18 @@ class KafkaBackend:
                 check_retention(AdminClient(self._settings), topics, retry_delay_ms)
 
     def unread(self) -> int:
-        """Return the number of uncommitted messages of eden; a bundle counts as one.
+        """Return the number of uncommitted records of eden: see `EdenBacklog` for what is approximate.
 
         The number is cached for `UNREAD_EVERY_S`; records that this process puts are added.
         """
-        measured_at, known = self._unread
-        if time.monotonic() - measured_at > UNREAD_EVERY_S:
+        if time.monotonic() - self._unread[0] > UNREAD_EVERY_S:
             with kafka_errors(self.app):
-                read = self._committed()[0].read[EDEN]
-                known = sum(
-                    end - max(begin, offset_of(start))
-                    for start, (begin, end) in zip(read, self._watermarks(EDEN), strict=True)
-                )
-            self._unread = (time.monotonic(), known)
-        return known
+                durable, ends = self._committed()[0], self._watermarks(EDEN)
+            state = max(durable, self._own_commit, key=lambda each: each.number)
+            with self._counting:
+                known = self._backlog.unread(state.read[EDEN], ends, state.received)
+                self._unread = (time.monotonic(), known)
+        return self._unread[1]
 
     def end(self) -> Position:
         with kafka_errors(self.app):
@@ -280,7 +287,9 @@ class KafkaBackend:
         text = json.dumps({"owner": self._owner, **state.as_dict()})
         producer.produce(self._topic(STATE), text, key=STATE, partition=0)
         producer.commit_transaction(TIMEOUT_S)
-        self._unread = (0.0, 0)
+        self._own_commit = state
+        with self._counting:
+            self._unread = (0.0, self._unread[1])
         self._group.commit(offsets=self._as_offsets(state), asynchronous=True)
         # The coordinator answers before the committed records are visible to consumers.
         deadline = time.monotonic() + TIMEOUT_S
@@ -355,16 +364,28 @@ class KafkaBackend:
         partitions = [TopicPartition(self._topic(queue), i) for i in range(count)]
         return [retried(self._offsets.get_watermark_offsets, each) for each in partitions]
 
-    def _send(self, producer: Producer, queue: str, records: pa.Table) -> list[TopicPartition]:
-        """Produce bundles and wait for the brokers; return the last offset of each partition."""
+    def _send(
+        self,
+        producer: Producer,
+        queue: str,
+        records: pa.Table,
+        count: Callable[[int, int, int], None] = lambda *_: None,
+    ) -> list[TopicPartition]:
+        """Produce bundles and wait for the brokers; return the last offset of each partition.
+
+        Args:
+            count: called with the partition, the offset and the number of records of each message.
+        """
         failures: list[KafkaError] = []
         last: dict[int, int] = {}
 
-        def on_delivery(error: KafkaError | None, message: Message) -> None:
+        def on_delivery(rows: int, error: KafkaError | None, message: Message) -> None:
             if error is not None:
                 failures.append(error)
             else:
-                last[message.partition() or 0] = message.offset() or 0
+                partition, offset = message.partition() or 0, message.offset() or 0
+                last[partition] = offset
+                count(partition, offset, rows)
 
         topic = self._topic(queue)
         for partition, bundle in _bundles(records, self._partitions[queue]):
@@ -376,7 +397,7 @@ class KafkaBackend:
                         partition=partition,
                         headers=[(HEADER, str(bundle.num_rows).encode())],
                         timestamp=self.clock(),
-                        on_delivery=on_delivery,
+                        on_delivery=partial(on_delivery, bundle.num_rows),
                     )
                     break
                 except BufferError:

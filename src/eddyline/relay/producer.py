@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from eddyline.arguments import check_number, checked
@@ -19,6 +20,8 @@ class Producer:
     Args:
         backend: the storage of the queue.
         unread_rows_max: back-pressure limit: `put` is refused if it would leave more unread rows.
+            Threads that share this object keep it together; other processes may each exceed it by what
+            they put at the same time.
 
     Raises:
         EngineError: BAD_OPTION: the limit isn't a whole number from 1 on.
@@ -38,6 +41,8 @@ class Producer:
         check_number("unread_rows_max", unread_rows_max, 1)
         self.backend = backend
         self.unread_rows_max = unread_rows_max
+        self._lock = threading.Lock()
+        self._putting = 0  # records that other threads are putting
 
     def put(self, payloads: Any, keys: Any = None) -> int:
         """Put records and return their number; they are durable on return.
@@ -53,13 +58,25 @@ class Producer:
             StorageError: the records may or may not have been put; a retry may duplicate them.
         """
         records = new_records(payloads, keys)
-        unread = self.backend.unread()
-        if unread + records.num_rows > self.unread_rows_max:
-            raise QueueFullError(
-                f"{unread} records of the queue are unread, {records.num_rows} more are too many: {self.unread_rows_max} may be",
-                condition="QUEUE_FULL",
-                hint="put them again in a while, or read faster"
-                if records.num_rows <= self.unread_rows_max
-                else "put them in several calls",
-            )
-        return self.backend.put(records) if records.num_rows else 0
+        if not records.num_rows:
+            return 0
+        self._reserve(records.num_rows)
+        try:
+            return self.backend.put(records)
+        finally:
+            with self._lock:
+                self._putting -= records.num_rows
+
+    def _reserve(self, rows: int) -> None:
+        """Count records as being put; QueueFullError if there is no room for them."""
+        with self._lock:
+            unread = self.backend.unread() + self._putting
+            if unread + rows > self.unread_rows_max:
+                raise QueueFullError(
+                    f"{unread} records of the queue are unread, {rows} more are too many: {self.unread_rows_max} may be",
+                    condition="QUEUE_FULL",
+                    hint="put them again in a while, or read faster"
+                    if rows <= self.unread_rows_max
+                    else "put them in several calls",
+                )
+            self._putting += rows
