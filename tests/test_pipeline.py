@@ -323,6 +323,49 @@ def test_the_last_record_of_a_key_makes_the_row(opened: Callable[..., Load]) -> 
         assert rows(load.engine, "SELECT k, v FROM s") == [(1, start + 8)]
 
 
+def test_a_replayed_record_counts_as_one_that_arrives_now(
+    opened: Callable[..., Load], tmp_path: Path
+) -> None:
+    mended = tmp_path / "mended"
+
+    def build(engine: Engine, queue: DataQueue) -> Pipeline:
+        def parsed(record: dict[str, Any]) -> dict[str, int]:
+            number = int(record["payload"])
+            if number == 2 and not mended.exists():
+                raise ValueError("not yet")
+            return {"k": 1, "v": number, "position": record["position"]}
+
+        made = engine.pipeline("p", queue).bolt(parsed, max_attempts=1, order="key")
+        made = made.into("s", "k INT, v BIGINT, position BIGINT", primary_key=["k"])
+        queues.append(DataQueue(LogBackend(tmp_path / "other")))
+        other = engine.pipeline("q", queues[0])
+        other = other.bolt(parsed, max_attempts=1, order="key")
+        others.append(other.into("all", "k INT, v BIGINT, position BIGINT"))
+        engine.view("newest", "SELECT k, max_by(v, position) AS v FROM all GROUP BY k")
+        return made
+
+    queues: list[DataQueue] = []
+    others: list[Pipeline] = []
+    load = opened(build)
+    queues.append(load.queue)
+
+    def run_out() -> None:
+        load.engine.advance()
+        while any(queue.account().retry for queue in queues):
+            load.engine.advance()
+
+    for queue in queues:
+        queue.put(["1", "2", "3"], keys=["k"] * 3)
+    run_out()
+    assert rows(load.engine, "SELECT k, v FROM s") == [(1, 3)]
+    mended.touch()
+    assert [load.pipeline.replay(), others[0].replay()] == [1, 1]
+    run_out()
+    assert rows(load.engine, "SELECT k, v FROM s") == [(1, 2)]
+    assert rows(load.engine, "SELECT v FROM all") == [(1,), (2,), (3,)]
+    assert rows(load.engine, "SELECT k, v FROM newest") == [(1, 3)]
+
+
 def test_a_pull_ends_while_records_come_in(opened: Callable[..., Load]) -> None:
     load = opened(lambda e, q: e.pipeline("p", q).bolt(number).into("s", "n BIGINT"))
     enough = threading.Event()

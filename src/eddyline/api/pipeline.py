@@ -214,7 +214,10 @@ class Pipeline:
         return self._writing.dead_letters(self.name)
 
     def replay(self, where: str | None = None) -> int:
-        """Retry dead letters, as if they had never failed; return how many.
+        """Retry dead letters, as if they arrived now; return how many.
+
+        In a stream with a primary key their rows replace those of their keys, also rows of records that came after
+        them, whatever the pipeline's `order` is.
 
         Args:
             where: a condition on their columns, as in SQL; None: all.

@@ -14,7 +14,7 @@ from eddyline.cli.text import as_text, shorten
 from eddyline.storage.lock import in_use
 
 ACTIONS = {
-    "replay": "read dead letters again, with a new count of attempts",
+    "replay": "read dead letters again, with a new count of attempts, as if they arrived now",
     "drop": "delete dead letters",
 }
 

@@ -253,7 +253,7 @@ class PipelineStream:
             self._commit(Batch(number, ()), [], retries, removals, -removed)
 
     def unread(self) -> Unread | None:
-        """Return the new records of the queue that aren't committed; of a topic its messages, which may hold several."""
+        """Return the new records of the queue that aren't committed; of a topic about as many."""
         if self._seen is None:
             return None
         (amount, then), now = self._seen, self._committed
