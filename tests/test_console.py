@@ -536,7 +536,9 @@ def test_a_token_is_demanded_beyond_loopback(engine, tmp_path, monkeypatch):
         status, _, body = ask(url, "/ready", Authorization=f"Bearer {TOKEN}")
         assert (status, json.loads(body)["reasons"]) == (200, [])
         assert error_of(ask(url, "/api/status", Authorization="Bearer wrong"))[0] == 401
-        assert ask(url, "/api/status", Authorization=f"Bearer {TOKEN}")[0] == 200
+        assert error_of(ask(url, "/api/status", Authorization=f"Basic {TOKEN}"))[0] == 401
+        for scheme in ("Bearer", "bearer", "BEARER"):
+            assert ask(url, "/api/status", Authorization=f"{scheme} {TOKEN}")[0] == 200
 
 
 def test_damage_harms_the_damaged_view_alone(engine, tmp_path):

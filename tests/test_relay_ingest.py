@@ -109,6 +109,17 @@ def test_records_of_a_request_may_have_a_key(server, queue):
     assert records["key"].to_pylist() == [b"lamp 1", b"lamp 1", None]
 
 
+@pytest.mark.parametrize("query", ["key=%ff", "key=a&key=b", "key=a&key="])
+def test_a_key_that_is_none_or_several_is_refused(server, queue, query):
+    assert post(server, b"a", f"/records?{query}")[0] == 400
+    assert waiting(queue) == []
+
+
+def test_the_scheme_of_a_token_is_read_in_any_case(server):
+    for scheme, status in (("bearer", 200), ("BEARER", 200), ("Basic", 401)):
+        assert post(server, b"a", Authorization=f"{scheme} {TOKEN}")[0] == status
+
+
 def test_a_json_document_is_one_record(server, queue):
     document = b'{\n  "a": 1\n}\n'
     assert post(server, document, Content_Type="application/json")[2] == {"records": 1}

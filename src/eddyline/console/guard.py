@@ -148,8 +148,9 @@ class Guard:
         return answer
 
     def _knows(self, headers: Headers) -> bool:
-        given = headers.get("authorization", "").encode("latin-1", "replace")
-        if hmac.compare_digest(given, b"Bearer " + self._token):
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        is_token = hmac.compare_digest(given.encode("latin-1", "replace"), self._token)
+        if scheme.lower() == "bearer" and is_token:
             return True
         try:
             cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)

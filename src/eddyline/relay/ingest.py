@@ -10,7 +10,7 @@ text each is an empty record. Requests other than /health need
 
 | status | reason |
 |---|---|
-| 400 | the body ends too early, or is empty where it should be one document |
+| 400 | the body ends too early, or is empty where it should be one document; several keys, or one that isn't UTF-8 |
 | 401 | no token, or another one |
 | 408 | the body takes too long |
 | 413 | more bytes than allowed |
@@ -25,6 +25,7 @@ import asyncio
 import hmac
 import threading
 from functools import partial
+from urllib.parse import parse_qs
 
 import pyarrow as pa
 
@@ -94,7 +95,7 @@ class Ingest:
         self.body_bytes_max = body_bytes_max
         self.requests_max = requests_max
         self.body_seconds_max = body_seconds_max
-        self._expected = f"Bearer {token}".encode()
+        self._token = token.encode()
         self._requests = 0
         self._threads: CapacityLimiter | None = None
         self.app = Starlette(
@@ -115,7 +116,7 @@ class Ingest:
             async with asyncio.timeout(self.body_seconds_max):
                 body = await self._body(request)
             payloads = pa.array(_records(body, kind), pa.binary())
-            key = request.query_params.get("key")
+            key = _key(request)
             keys = None if key is None else pa.repeat(key.encode(), len(payloads))
             self._threads = self._threads or CapacityLimiter(self.requests_max)
             put = partial(self.producer.put, payloads, keys)
@@ -140,8 +141,9 @@ class Ingest:
         Raises:
             _RefusedError: one is wrong.
         """
-        given = request.headers.get("authorization", "").encode("latin-1", "replace")
-        if not hmac.compare_digest(given, self._expected):
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        is_known = hmac.compare_digest(given.encode("latin-1", "replace"), self._token)
+        if scheme.lower() != "bearer" or not is_known:
             raise _RefusedError(401, "a bearer token is needed", WWW_Authenticate="Bearer")
         kind, _, parameters = request.headers.get("content-type", TEXT).lower().partition(";")
         kind = kind.strip()
@@ -272,6 +274,22 @@ def _charset(parameters: str) -> str:
         if name.strip() == "charset":
             return value.strip().strip('"')
     return "utf-8"
+
+
+def _key(request: Request) -> str | None:
+    """Return the key of the records of a request.
+
+    Raises:
+        _RefusedError: there are several, or it isn't UTF-8.
+    """
+    query: str = request.scope["query_string"].decode("latin-1")
+    try:
+        keys = parse_qs(query, keep_blank_values=True, errors="strict").get("key", [])
+    except UnicodeDecodeError as error:
+        raise _RefusedError(400, "the key is not in UTF-8") from error
+    if len(keys) > 1:
+        raise _RefusedError(400, "records have one key: send one")
+    return keys[0] if keys else None
 
 
 def _records(body: bytes, kind: str) -> list[bytes]:
