@@ -518,6 +518,10 @@ def test_wrong_definitions_are_refused(project: Path, run: Run, name: str) -> No
 def test_statements_that_a_project_cannot_have(project: Path, run: Run) -> None:
     for text, message in (
         ("SET a = b", "the statement SET a = is not supported"),
+        ("SET spark.sql.session.timeZone = Asia/Tokyo", "write it under configuration of the spec"),
+        ("SET spark.sql.session.timeZone", "the statement SET spark.sql.session.timeZone is not"),
+        ("USE DATABASE other", "the statement USE DATABASE other is not supported"),
+        ("USE other.default", "the statement USE other.default is not supported"),
         ("CREATE STREAMING TABL x", "PARSE_SYNTAX_ERROR"),
         ("CREATE MATERIALIZED VIEW v AS SELECT * FROM nothing", "`nothing`"),
     ):
@@ -526,6 +530,18 @@ def test_statements_that_a_project_cannot_have(project: Path, run: Run) -> None:
         assert code == 2
         assert message in errors
         assert "wrong.sql:2" in errors
+
+
+def test_statements_that_change_nothing_are_accepted(project: Path, run: Run) -> None:
+    spec = project / "spark-pipeline.yml"
+    spec.write_text(f"{spec.read_text()}catalog: spark_catalog\ndatabase: Shop\n")
+    with spec.open("a") as file:
+        file.write('configuration:\n  shop.mark: "7"\n')
+    used = ("DATABASE default", "SCHEMA shop", "spark_catalog.default", "shop")
+    text = "SET shop.mark = 7;\n" + "".join(f"USE {name};\n" for name in used)
+    define(project, a_sql=f"{text}CREATE MATERIALIZED VIEW v AS SELECT 1 AS one")
+    assert run("run")[0::2] == (0, "")
+    assert rows(project, "SELECT * FROM v") == [(1,)]
 
 
 def test_wrong_spec_files_have_sparks_messages(project: Path, run: Run) -> None:

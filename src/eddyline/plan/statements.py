@@ -84,6 +84,25 @@ def definition(catalyst: Catalyst, statement: str) -> Definition | None:
     return None
 
 
+def setting(catalyst: Catalyst, statement: str) -> tuple[str, str] | None:
+    """Return the name and the value of `SET name = value`; None if the statement is another one."""
+    plan: Any = catalyst.parsed(statement)
+    if kind(plan) != "SetCommand" or not plan.kv().isDefined():
+        return None
+    name, value = map(plan.kv().get().productElement, (0, 1))
+    return (str(name), str(value.get())) if value.isDefined() else None
+
+
+def used_names(catalyst: Catalyst, statement: str) -> list[str]:
+    """Return the names of a statement `USE`, catalog first; none if the statement is another one."""
+    plan: Any = catalyst.parsed(statement)
+    if kind(plan) == "SetNamespaceCommand":
+        return [str(name) for name in items(plan.namespace())]
+    if kind(plan) == "SetCatalogAndNamespace":
+        return [str(name) for name in items(children_of(plan)[0].multipartIdentifier())]
+    return []
+
+
 def _changes(plan: Any) -> Changes:
     """Read the clauses of AUTO CDC."""
 

@@ -33,6 +33,8 @@ from eddyline.plan.statements import (
     Definition,
     definition,
     query_frame,
+    setting,
+    used_names,
 )
 from eddyline.spark.failures import message_of, query_errors
 from eddyline.spark_pipelines.cdc import (
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from pyspark.pipelines.flow import AutoCdcFlow  # not in all versions
 
 _AUTO_CDC = "create_auto_cdc_flow"
+_DEFAULTS = ("spark_catalog", "default")  # Spark's catalog and database
 
 
 @dataclass(slots=True)
@@ -162,16 +165,27 @@ class Project(GraphElementRegistry):
             text = statement.rest("a statement")
             with query_errors(text, file=shown(at)):
                 found = definition(catalyst, text)
-            if found is None:
+            if found is not None:
+                self._register(catalyst, text, found, at)
+            elif not self._changes_nothing(catalyst, text):
                 raise ScriptError(
                     f"the statement {' '.join(text.split()[:3])} is not supported in a project",
                     condition=UNSUPPORTED,
                     hint="projects have CREATE MATERIALIZED VIEW, CREATE STREAMING TABLE, CREATE TEMPORARY "
-                    "VIEW, CREATE FLOW ... AS INSERT INTO ... BY NAME, and AS AUTO CDC INTO; settings are in the "
-                    "spec file",
+                    "VIEW, CREATE FLOW ... AS INSERT INTO ... BY NAME, and AS AUTO CDC INTO"
+                    if setting(catalyst, text) is None
+                    else "settings hold for all datasets: write it under configuration of the spec file; a SET of the "
+                    "same value may stay",
                     at=shown(at),
                 )
-            self._register(catalyst, text, found, at)
+
+    def _changes_nothing(self, catalyst: Catalyst, statement: str) -> bool:
+        """Return whether a statement sets what is set already, or uses the project's catalog and database."""
+        if (pair := setting(catalyst, statement)) is not None:
+            name, value = pair
+            return self.spark.conf.get(name, None) == value
+        used = {name.lower() for name in used_names(catalyst, statement)}
+        return bool(used) and used <= {*_DEFAULTS, *self.spec.qualifiers}
 
     def _register(
         self, catalyst: Catalyst, statement: str, found: Definition, at: SourceCodeLocation
