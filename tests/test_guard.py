@@ -415,6 +415,7 @@ def test_who_is_over_a_limit_is_an_offender(guarded):
         line("2001:DB8::5", 12, "/login", "HEAD"),
         *(line("198.51.100.9", 12, path) for path in ("/a%2ephp", "/a%2Epng", "/a.css?x")),
         *(line("192.0.2.999", 12) for _ in range(300)),  # no address
+        line("192.0.2.1", 12)[:60] + line("192.0.2.2", 12),  # two that a crash has joined
         *('x" - - [', "", "no log line"),  # the last one has the position
     ]
     guarded.read(attack, 14)
@@ -438,6 +439,7 @@ def test_who_is_over_a_limit_is_an_offender(guarded):
     ]
     pages = "SELECT path FROM requests WHERE address = '198.51.100.9' AND is_page"
     assert guarded.rows(pages) == [("/a%2ephp",)]
+    assert guarded.rows("SELECT count(*) FROM requests WHERE address = '192.0.2.1'") == [(3,)]
     single = "SELECT address FROM requests WHERE address IN ('100.64.0.99', '2001:db8:7:7::80')"
     assert len(guarded.rows(single)) == 2
     waiting = guarded.rows("SELECT target FROM waiting")

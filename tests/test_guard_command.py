@@ -141,12 +141,14 @@ def test_lines_that_cannot_be_read_are_counted():
     unread = Unreadable()
     unread.observe([Line("a", 0, text) for text in (*(line(one, 0) for one in good), "", " ")])
     assert unread.lines == 0
-    lines = [line(one, 0) for one in bad] + [line("::1", 0).replace("02/Mar", "31/Feb"), "x" * 999]
+    lines = [line(one, 0) for one in bad]
+    lines += [line("192.0.2.1", 0)[:60] + line("192.0.2.2", 0)]  # joined by a crash
+    lines += [line("::1", 0).replace("02/Mar", "31/Feb"), "x" * 999]
     unread.observe([Line("a", 0, text) for text in lines])
     assert unread.lines == len(lines)
     assert lines[0].startswith(unread.first)
     assert unread.text.startswith(
-        "8 lines can't be read and don't count, such as '192.0.2.1, 10.0.0.2"
+        "9 lines can't be read and don't count, such as '192.0.2.1, 10.0.0.2"
     )
 
 

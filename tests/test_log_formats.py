@@ -192,7 +192,7 @@ def written(format, row, zone="+0530"):
 
 PLAIN = re.compile(
     r"(?:((?:[^\s,:]+|\[[^\s,\]]*\])(?=:\d+ )|[^\s,]+(?= \S*[.:]))(?::\d+)? )?"
-    r"([^\s,]+) (?:-|[^\s,]+(?= \S+ \[)) ([^\r\n]*?) \[(\d\d)/(\w{3})/([12]\d{3}):(\d\d):(\d\d):(\d\d) ([+-])(\d\d)(\d\d)\] "
+    r"([^\s,]+) (?:-|[^\s,]+(?= \S+ \[)) ((?:(?! \[\d\d/\w{3}/[12][\d:]+ [+-]\d{4}\] \x22)[^\r\n])*) \[(\d\d)/(\w{3})/([12]\d{3}):(\d\d):(\d\d):(\d\d) ([+-])(\d\d)(\d\d)\] "
     r'"((?:[^"\\\n]|\\[^\n\r\x85\u2028\u2029])*)" (\d{3}) (-?\d+|-)'
     r'(?: "((?:[^"\\\n]|\\[^\n\r\x85\u2028\u2029])*)" "((?:[^"\\\n]|\\[^\n\r\x85\u2028\u2029])*)")?\r?',
     re.ASCII,
@@ -517,6 +517,20 @@ def test_a_site_needs_no_port(parsed):
         found = (row.site, row.host, row.user) if row.ts else None
         assert found == read, start
     assert detect(lines[:1]).name == "combined"
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    "format",
+    ["combined", '$remote_addr - $remote_user [$time_local] "$request" $status $bytes_sent'],
+)
+def test_two_lines_that_were_joined_are_no_request(format, parsed):
+    whole = f'10.0.0.1 - ann lee {STAMP} "GET / HTTP/1.1" 200 10'
+    other = whole.replace("10.0.0.1", "10.0.0.2")
+    torn = [whole[:end] + other for end in range(whole.index('"') + 1, len(whole))]
+    rows = parsed(format, [whole, *torn])
+    assert (rows[0].host, rows[0].user) == ("10.0.0.1", "ann lee")
+    assert [row.ts for seq, row in rows.items() if seq] == [None] * len(torn)
 
 
 @pytest.mark.spark

@@ -47,12 +47,13 @@ LIMIT = 10**12
 STAMP = r"\d\d/\w{3}/[12]\d{3}:\d\d:\d\d:\d\d [+-]\d{4}"
 COMBINED_PATTERN = (
     r"(?:((?:[^\s,:]++|\[[^\s,\]]*+\])(?=:\d++ )|[^\s,]++(?= \S*[.:]))(?::\d++)? )?"
-    rf"([^\s,]++) (?:-|[^\s,]++(?= \S++ \[)) ([^\r\n]*?) \[({STAMP})\] "
-    rf'"({QUOTED})" (\d{{3}}) ({NUMBER}|-)(?: "({QUOTED})" "({QUOTED})")?'
+    rf'([^\s,]++) (?:-|[^\s,]++(?= \S++ \[)) (?>([^\r\n]*?) \[({STAMP})\] ")'
+    rf'({QUOTED})" (\d{{3}}) ({NUMBER}|-)(?: "({QUOTED})" "({QUOTED})")?'
 )
 """common, combined and vhost_combined at once. Possessive quantifiers keep it linear. A first column without a port is a site if
-an address or a name with a dot is after it. After the client come `-` and a login, which may hold spaces, or two words. Sites and clients
-hold no comma: of a list, nobody knows who the client is. The guard's pattern (guard.sql) is alike."""
+an address or a name with a dot is after it. After the client come `-` and a login, which may hold spaces, or two words. The login ends at
+the first date that a quote follows: two lines that a crash has joined are no request. Sites and clients hold no comma: of a list, nobody
+knows who the client is. The guard's pattern (guard.sql) is alike."""
 COMBINED_FIELDS = (
     "site", "host", "user", "time", "request", "status", "bytes", "referer", "agent",
 )  # fmt: skip
