@@ -326,6 +326,18 @@ def test_a_login_before_the_date_may_hold_spaces(format, user):
     assert match[names.index("user") + 1] == user
 
 
+@pytest.mark.parametrize(
+    "format",
+    ["$remote_addr $host:$server_port [$time_local] $status", "%h %V:%p %t %>s", "%h %v:%p %t %>s"],
+)
+@pytest.mark.parametrize("site", ["a.example", "[2001:db8::5]", "[x]y", "[x", ""])
+def test_a_site_before_a_port_may_be_an_address_in_brackets(format, site):
+    pattern, names = compile_format(format)
+    match = re.fullmatch(pattern, f"192.0.2.1 {site}:443 [01/Mar/2026:10:00:00 +0000] 200")
+    assert match
+    assert match[names.index("site") + 1] == site
+
+
 def test_lists_of_apache_are_one_value():
     pattern, names = compile_format("%{X-Forwarded-For}i %h %t %>s")
     match = re.fullmatch(pattern, "192.0.2.1, 192.0.2.2 192.0.2.3 [01/Mar/2026:10:00:00 +0000] 200")

@@ -158,7 +158,10 @@ def _shape(value: _Value, before: str, after: str) -> str:
     if part == "user" and after.startswith(" ["):  # spaces are part of it, up to the date
         return r"[^\n ]*+(?: (?!\[\d\d/\w{3}/)[^\n ]*+)*+"
     if part in _WORDS:
-        return rf"[^ \t\n\x0B\f\r{_literal(end)}]*+"  # Java tests each of these faster than \s
+        spaces = r" \t\n\x0B\f\r"  # Java tests each of these faster than \s
+        word = rf"[^{spaces}{_literal(end)}]*+"
+        # an address of IPv6 in brackets holds colons; the port is after it
+        return rf"\[[^{spaces}\]]*+\]|{word}" if part == "site" and end == ":" else word
     if not end:
         return r"[^\r\n]*+"
     if end == " " and part == "request":
