@@ -70,6 +70,15 @@ def test_each_line_comes_once(tmp_path, restarts):
     assert read() == []
 
 
+def test_nuls_and_a_byte_order_mark_before_a_line_are_no_part_of_it(tmp_path):
+    log = tmp_path / "access.log"
+    append(log, b"\xef\xbb\xbfa\n" + bytes(5000) + b"b\0\n\0\n")
+    reader = Reader(log)
+    assert reader.read() == ["a", "b\0", ""]
+    append(log, "c\n")
+    assert reader.read() == ["c"]
+
+
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_log_that_is_cut_short_is_read_anew(tmp_path, restarts):
     log = tmp_path / "access.log"

@@ -370,8 +370,10 @@ def test_formats_are_detected():
     for name in ("combined", "caddy", "traefik"):
         lines = ["", "\x16\x03", "{", "[1]", written(name, request(Random(2)))[0]]
         assert detect(lines).name == name
+        assert detect(["\ufeff" + lines[-1]]).name == name
     for header in (IIS, CLOUDFRONT):
         assert detect(["#Version: 1.0", header]) == from_header(header)
+        assert detect(["\ufeff" + header]) == from_header(header)
     with pytest.raises(DataError, match="begins with 'a b'"):
         detect(["a b"] * 5)
     with pytest.raises(DataError, match="no line yet"):
@@ -396,6 +398,7 @@ def parsed(session, tmp_path):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        without_marks = [text and text.lstrip("\0\ufeff") for text in lines]
         path = tmp_path / "lines.parquet"
         table = pa.table({"line": pa.array(lines, pa.string()), "seq": range(len(lines))})
         pq.write_table(table, path)
@@ -406,7 +409,7 @@ def parsed(session, tmp_path):
         kinds = dict(query.dtypes)
         assert [kinds[name] for name in NAMES] == [kind.lower() for _, kind in COLUMNS]
         rows = query.collect()
-        assert all(row.line == lines[row.seq] for row in rows)
+        assert all(row.line == without_marks[row.seq] for row in rows)
         return {row.seq: row for row in rows}
 
     return run
@@ -437,6 +440,15 @@ def test_requests_are_read_as_they_were_written(format, parsed):
     assert len(rows) == 200
     for seq, (line, read) in enumerate(pairs):
         assert found(rows[seq]) == columns_of(read), line
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("format", FORMATS, ids=IDS)
+def test_nuls_and_a_byte_order_mark_before_a_line_are_no_part_of_it(format, parsed):
+    line, read = written(format, request(Random(4)))
+    before = ["\ufeff", "\0", "\0" * 4096, ""]
+    rows = parsed(format, [text + line for text in before])
+    assert [found(rows[seq]) for seq in range(len(before))] == [columns_of(read)] * len(before)
 
 
 @pytest.mark.spark

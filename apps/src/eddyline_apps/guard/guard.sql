@@ -2,7 +2,7 @@
 -- this file to your needs, and name it in the configuration: `sql: my_guard.sql`.
 --
 -- Tables that the command writes:
---   log_lines(file, end_at, value, read_at)  unmodified lines of the access logs, the position after each,
+--   log_lines(file, end_at, value, read_at)  lines of the access logs without NULs and a byte-order mark before them, the position after each,
 --            and the time of the clock when it was read. Old lines are deleted, and with them their rows
 --            in all views
 --   log_files(file, path, device, inode, length, beginning)  the files that were read, and what tells that a file

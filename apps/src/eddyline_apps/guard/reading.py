@@ -13,6 +13,7 @@ from pathlib import Path
 from eddyline.errors import DataError
 from eddyline.source.compression import is_compressed, open_file
 from eddyline.source.growing import BEGINNING_BYTES, GrowingFiles, Known, digest, pieces
+from eddyline_apps.webstats.log_formats import BEFORE_LINES
 
 BLOCK_BYTES = 1 << 19
 """Read at once."""
@@ -25,7 +26,7 @@ _LOG = logging.getLogger("eddyline.guard")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line without its end.
+    """A line without its end, and without `BEFORE_LINES`.
 
     Attributes:
         file: id of the file.
@@ -88,7 +89,7 @@ class LogReader:
         for state, text in pieces(known[at], path, BLOCK_BYTES):
             for line in text.split(b"\n")[: -1 if text.endswith(b"\n") else None] if text else ():
                 position += len(line) + 1
-                value = line.removesuffix(b"\r").decode("utf-8", "replace")
+                value = line.removesuffix(b"\r").decode("utf-8", "replace").lstrip(BEFORE_LINES)
                 lines.append(Line(name, min(position, state.offset), value))
             known[at] = state
             # a compressed file is read to its end: the way to its middle leads through its beginning

@@ -58,6 +58,9 @@ COMBINED_FIELDS = (
     "site", "host", "user", "time", "request", "status", "bytes", "referer", "agent",
 )  # fmt: skip
 
+BEFORE_LINES = "\0\ufeff"
+"""What isn't part of a line that it begins with: NULs, which emptying a file leaves where its writer goes on, and the byte-order mark."""
+
 NOTHING = "CAST(NULL AS STRING)"
 SAMPLE_LINES = 1000
 """The lines that `detect` looks at."""
@@ -84,7 +87,7 @@ class LogFormat:
     def query(self, relation: str, line: str = "line", keep: tuple[str, ...] = ("seq",)) -> str:
         """Return the SELECT that parses the lines of a relation.
 
-        Its columns are those of `keep`, `line` and `COLUMNS`; `ts` is null in malformed lines.
+        Its columns are those of `keep`, `line` without `BEFORE_LINES`, and `COLUMNS`; `ts` is null in malformed lines.
 
         Args:
             relation: name of a table, stream or view.
@@ -97,10 +100,11 @@ class LogFormat:
         )
         clean = ",\n  ".join(f"{_typed(name)} AS {name}" for name, _ in COLUMNS)
         kept = "".join(f"{name}, " for name in keep)
+        stripped = rf"ltrim('\0\uFEFF', {line})"  # BEFORE_LINES
         return (
             f"SELECT\n  {kept}line,\n  {clean}\nFROM (\n  SELECT\n    {kept}line,\n    {texts}\n"
             f"  FROM (\n    SELECT {kept}line, {self.fields} AS f\n"
-            f"    FROM (SELECT {kept}{line} AS line FROM {relation})\n    WHERE NOT {self.skipped}\n  )\n)"
+            f"    FROM (SELECT {kept}{stripped} AS line FROM {relation})\n    WHERE NOT {self.skipped}\n  )\n)"
         )
 
 
@@ -442,7 +446,8 @@ def detect(lines: Iterable[str]) -> LogFormat:
     """
     combined = re.compile(COMBINED_PATTERN + r"\r?", re.ASCII)
     seen = ""
-    for _, line in zip(range(SAMPLE_LINES), lines, strict=False):
+    for _, whole in zip(range(SAMPLE_LINES), lines, strict=False):
+        line = whole.lstrip(BEFORE_LINES)
         if line.startswith(HEADER):
             return from_header(line.strip())
         if line.startswith(TABS_HEADER):
