@@ -155,6 +155,24 @@ def test_a_file_of_views_holds_the_views_and_nothing_else(text, wrong, tmp_path)
     assert command._text(views) == template()
 
 
+def test_the_views_of_a_storage_stay_those_that_it_was_made_with(tmp_path):
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    log, changed = tmp_path / "log", template() + "\n-- changed"
+
+    def asked(storage, text):
+        words = ["--log", str(log), "--log-format", "combined", "--follow"]
+        return command._asked(parser.parse_args(words), tmp_path / storage, text)
+
+    asked("own", changed)
+    assert asked("own", changed) == asked("own", None)
+    asked("usual", None)
+    asked("usual", template())
+    for storage, text in (("own", template()), ("own", changed + " again"), ("usual", changed)):
+        with pytest.raises(EddylineError, match="OTHER_RUN"):
+            asked(storage, text)
+
+
 def test_the_site_of_a_zone_may_hold_anything():
     assert command._zone("WWW.example=Europe/Berlin") == ("www.example", "Europe/Berlin")
     assert command._zone("a=b=UTC") == ("a=b", "UTC")

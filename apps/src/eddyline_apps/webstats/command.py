@@ -7,6 +7,7 @@ restarts and crashes of this command. So does each beacon that has been acknowle
 from __future__ import annotations
 
 import glob
+import hashlib
 import signal
 import sys
 import tempfile
@@ -189,7 +190,7 @@ def run(args: argparse.Namespace) -> int:
         )
         check_files(args.places or ())
         text = _text(args.views) if args.views else None
-        asked = _asked(args, storage)
+        asked = _asked(args, storage, text)
         views = queries(script(asked.settings(), text))
         secret = secret_of(storage)
         queues = stack.enter_context(ExitStack())  # closed after the engine, which reads them
@@ -262,10 +263,13 @@ def _work(engine: Engine, args: argparse.Namespace, out: Output, *, wait: bool) 
 # --- what is asked for ---
 
 
-def _asked(args: argparse.Namespace, storage: Path) -> Run:
+def _asked(args: argparse.Namespace, storage: Path, views: str | None) -> Run:
     """Return the run of a storage, which must be what the arguments ask for; write it if it is new.
 
     What isn't given stays as it is.
+
+    Args:
+        views: the text after --views.
     """
     known = stored_run(storage)
     given: dict[str, Any] = {}
@@ -291,6 +295,9 @@ def _asked(args: argparse.Namespace, storage: Path) -> Run:
     if args.proxies is not None:
         check_number("proxies", args.proxies, 0, PROXIES_MAX)
         given["proxies"] = args.proxies
+    if views is not None:
+        changed = views != template()
+        given["views"] = hashlib.sha256(views.encode()).hexdigest() if changed else ""
     run = replace(known or Run(), **given)
     if bool(run.brokers) != bool(run.topics) or (run.client and not run.brokers):
         raise DataError(

@@ -54,6 +54,7 @@ class Run:
         zones: pairs of a site and its zone, see `Settings`.
         sites: whose pages have the page script; none: there is no input of that kind.
         proxies: in front of the page script's endpoint, see `Beacons`.
+        views: what tells a file of changed views; empty for those of `template`.
     """
 
     logs: tuple[str, ...] = ()
@@ -66,6 +67,7 @@ class Run:
     zones: tuple[tuple[str, str], ...] = ()
     sites: tuple[str, ...] = ()
     proxies: int = 0
+    views: str = ""
 
     @property
     def fixed(self) -> Run:
