@@ -79,6 +79,55 @@ def test_nuls_and_a_byte_order_mark_before_a_line_are_no_part_of_it(tmp_path):
     assert reader.read() == ["c"]
 
 
+ROTATIONS = {
+    "numbers": ["access.log.1", "access.log.2", "access.log.3", "access.log.4"],
+    "compressed": ["access.log.1", "access.log.2.gz", "access.log.3.gz", "access.log.4.gz"],
+    "dates": [f"access.log-2026010{day}{'.gz' * (day < 4)}" for day in (4, 3, 2, 1)],
+}
+
+
+@pytest.mark.parametrize("names", ROTATIONS.values(), ids=ROTATIONS)
+@pytest.mark.parametrize("lines_max", [1, 1000])
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("tail", [True, False])
+def test_files_that_were_rotated_while_nobody_read_are_read_first(
+    tmp_path, monkeypatch, names, lines_max, kept, tail
+):
+    monkeypatch.setattr(reading, "FIRST_BYTES", 30)
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 4)
+    log = tmp_path / "access.log"
+    texts = ["history\n", "a\nb\n", "c\nd\n", "e\nf\n" * 20, "g\nh\n"]
+    second = 10**9 * 1_800_000_000
+
+    def write(path, text, age):
+        path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+        moment = second - age * 10**9
+        os.utime(path, ns=(moment, moment))
+
+    write(tmp_path / names[-1], texts[0], 5)
+    write(log, "a\n", 4)
+    reader = Reader(log)
+    reader.restart(tail)
+    assert reader.read() == ["a"]  # what was there before is no news
+    log.rename(tmp_path / names[2])  # what was read; if compressed, another file is written below
+    if names[2].endswith(".gz"):
+        (tmp_path / names[2]).unlink()
+    write(tmp_path / names[2], texts[1], 3)
+    if not kept:
+        (tmp_path / names[2]).unlink()
+    write(tmp_path / names[1], texts[2], 2)
+    write(tmp_path / names[0], texts[3], 1)
+    write(log, texts[4], 0)
+    (tmp_path / "access.log.bak").write_text("no\n")
+    (tmp_path / "access.log2").write_text("no\n")
+    found = []
+    for _ in range(100):
+        reader.restart(tail)
+        found += reader.read(lines_max)
+    expected = "".join(texts[2:]).split()
+    assert found == (["b"] * kept + expected)
+
+
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_log_that_is_cut_short_is_read_anew(tmp_path, restarts):
     log = tmp_path / "access.log"

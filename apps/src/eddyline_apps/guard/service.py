@@ -156,14 +156,21 @@ class Guard:
     # --- input ---
 
     def files(self) -> dict[str, Known]:
-        """Return by id the files that were read, each up to its last line that is stored."""
+        """Return by id the files that were read, each up to its last line that is stored, and when it was read."""
         found = self._engine.sql(
-            "SELECT file, path, device, inode, end_at, length, beginning FROM log_files JOIN "
-            "(SELECT file, max(end_at) AS end_at FROM log_lines GROUP BY file) USING (file)"
+            "SELECT file, path, device, inode, end_at, length, beginning, modified FROM log_files JOIN "
+            "(SELECT file, max(end_at) AS end_at, unix_micros(max(read_at)) * 1000 AS modified FROM log_lines GROUP BY file) "
+            "USING (file)"
         ).collect()
         self._files = {
             row.file: Known(
-                row.path, int(row.device), int(row.inode), row.end_at, row.length, row.beginning
+                row.path,
+                int(row.device),
+                int(row.inode),
+                row.end_at,
+                row.length,
+                row.beginning,
+                modified=row.modified,
             )
             for row in found
         }
