@@ -19,7 +19,7 @@ import pytest
 
 from console_cases import TOKEN, ask
 from dns_server import SILENT, name_server
-from eddyline.errors import DataError, EngineError, ScriptError
+from eddyline.errors import DataError, EngineError, ScriptError, StorageError
 from eddyline_apps import guard, views
 from eddyline_apps.guard import decisions, service
 from eddyline_apps.guard.config import Notification, load_config
@@ -445,6 +445,14 @@ def test_who_is_over_a_limit_is_an_offender(guarded):
     waiting = guarded.rows("SELECT target FROM waiting")
     assert len(waiting) == 4
     assert guarded.rows("SELECT count(*) FROM block_list") == [(0,)]
+
+
+@pytest.mark.spark
+def test_other_views_need_another_storage(guarded):
+    with pytest.raises(StorageError, match="OTHER_RUN") as caught:
+        create(guarded.engine, {"top": "SELECT 1 AS rank"})
+    assert "view top exists" in str(caught.value)
+    assert "a new folder" in str(caught.value)
 
 
 @pytest.mark.spark

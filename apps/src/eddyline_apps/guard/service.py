@@ -87,7 +87,7 @@ class Guard:
         unverified: whether someone waits for the next round of look-ups of names.
 
     Raises:
-        CatalogError: the storage has other views than the configuration.
+        StorageError: OTHER_RUN: the storage has other views than the configuration.
     """
 
     def __init__(self, engine: Engine, config: Config) -> None:

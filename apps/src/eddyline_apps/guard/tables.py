@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from eddyline.errors import CatalogError, StorageError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -83,9 +85,23 @@ def script(name: str = "guard") -> str:
 
 
 def create(engine: Engine, queries: Mapping[str, str]) -> tuple[dict[str, Table], dict[str, View]]:
-    """Create the tables, and the views by name -> query, or return those of the storage."""
-    tables = {name: engine.table(name, *definition) for name, definition in TABLES.items()}
-    return tables, {name: engine.view(name, query) for name, query in queries.items()}
+    """Create the tables, and the views by name -> query, or return those of the storage.
+
+    Raises:
+        StorageError: OTHER_RUN: it has others of these names.
+    """
+    try:
+        tables = {name: engine.table(name, *definition) for name, definition in TABLES.items()}
+        return tables, {name: engine.view(name, query) for name, query in queries.items()}
+    except CatalogError as error:
+        if error.condition != "NAME_TAKEN":
+            raise
+        raise StorageError(
+            f"the storage was made with other tables and views than the guard has now: {error.message}",
+            condition="OTHER_RUN",
+            hint="give the file after sql: that it was made with; or a new folder, which begins with an empty list",
+            storage=engine.files.root,
+        ) from error
 
 
 def allowed_row(network: Network) -> tuple[str, str, str]:
