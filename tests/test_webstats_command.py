@@ -205,6 +205,17 @@ def test_a_real_log_gives_its_known_figures_and_the_storage_is_opened_again(tmp_
         webstats("--log", log, "--storage", storage, "--zone", "UTC")
 
 
+@pytest.mark.spark
+def test_a_file_that_cannot_be_read_is_named(tmp_path, capsys):
+    lines = "".join(f"{one}\n" for one in next(iter(Traffic(lines=50, seed=9).batches(50))))
+    (tmp_path / "access.log").write_text(lines)
+    torn = tmp_path / "access.log.2.gz"
+    torn.write_bytes(gzip.compress(lines.encode())[:-9])
+    assert webstats("--log", tmp_path / "access.log*", "--log-format", "combined") == 1
+    (line,) = [one for one in capsys.readouterr().err.splitlines() if "can't be read" in one]
+    assert line.startswith(f"{torn} can't be read: ")
+
+
 # --- following ---
 
 

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import warnings
 import zoneinfo
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -63,6 +63,8 @@ BEACON_PORT = 8422
 PROXIES_MAX = 10
 PORT_MAX = 65_535
 INTERVAL_S = 0.5
+LOOK_S = 10.0
+"""Between two looks at files that can't be read."""
 MALFORMED_ODD = 10
 """So many malformed lines of an epoch without a request tell of a wrong format; when a log is read to its end, one."""
 DAYS_SHOWN_MAX = 12
@@ -245,15 +247,17 @@ def _work(engine: Engine, args: argparse.Namespace, out: Output, *, wait: bool) 
     if args.follow:
         engine.on_error(lambda error: print(error, file=sys.stderr, flush=True))
         engine.start(INTERVAL_S)
-        engine.await_termination()
+        unreadable = report_unreadable(engine)
+        while not engine.await_termination(LOOK_S):
+            unreadable = report_unreadable(engine, unreadable)
         return 0
     engine.advance()
     _report_days(engine, out)
-    code = 0
+    code = 1 if report_unreadable(engine) else 0
     if args.verify:
         report = engine.verify()
         show_report(args.format, report)
-        code = 0 if report else 1
+        code = code if report else 1
     if wait:
         engine.start(INTERVAL_S)  # what is written meanwhile counts, too
         engine.await_termination()
@@ -468,6 +472,17 @@ def report_progress(out: Output, progress: Progress, *, odd: int = MALFORMED_ODD
             file=sys.stderr,
             flush=True,
         )
+
+
+def report_unreadable(engine: Engine, known: Collection[str] = ()) -> set[str]:
+    """Print which files of logs can't be read, without those that are known; return the paths of all."""
+    from eddyline.answers.status import files_set_aside  # imported late, as the engine is
+
+    found = {path: why for _, path, why in files_set_aside(engine.status()["sources"])}
+    for path, why in found.items():
+        if path not in known:
+            print(f"{path} can't be read: {why}", file=sys.stderr, flush=True)
+    return set(found)
 
 
 def _report_days(engine: Engine, out: Output) -> None:
