@@ -8,6 +8,7 @@ import json
 import re
 import sys
 import tempfile
+import threading
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_network
@@ -26,6 +27,7 @@ from eddyline_apps.guard.config import Notification, load_config
 from eddyline_apps.guard.notifying import sink_name
 from eddyline_apps.guard.placing import SeenNetworks
 from eddyline_apps.guard.reading import Line
+from eddyline_apps.guard.running import follow
 from eddyline_apps.guard.service import Guard
 from eddyline_apps.guard.tables import LINES, allowed_row, create, parse_target, script
 from mmdb_files import carriers, countries
@@ -898,3 +900,17 @@ def test_old_lines_take_their_rows_with_them(guarded, tmp_path):
     for view in ("requests", "visitor_rates", "url_rates", "top", "offences", "offenders"):
         assert guarded.rows(f"SELECT count(*) FROM {view}") == [(0,)], view
     assert guarded.rows("SELECT network FROM places") == [("198.18.7.0/24",)]  # of the own file
+
+
+@pytest.mark.spark
+def test_nobody_is_judged_by_the_clock_of_an_earlier_guard(guarded, tmp_path, capsys):
+    Guard(guarded.engine, configured(tmp_path))
+    guarded.read([line("192.0.2.77", 2600) for _ in range(300)], 2600)
+    assert guarded.rows("SELECT target FROM waiting") == [("192.0.2.77",)]
+    (tmp_path / "access.log").touch()
+    now = Guard(guarded.engine, configured(tmp_path))
+    ended = threading.Timer(5, guarded.engine.stop)
+    ended.start()
+    follow(guarded.engine, now, configured(tmp_path), [tmp_path / "access.log"])
+    ended.join()
+    assert "192.0.2.77" not in capsys.readouterr().out

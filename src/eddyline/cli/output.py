@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -29,6 +31,22 @@ def add_format(parser: argparse.ArgumentParser) -> None:
         "--format", choices=(TABLE, JSON), default=TABLE,
         help="a table for people (default), or one JSON object a line",
     )  # fmt: skip
+
+
+@contextmanager
+def log_shown(level: int = logging.WARNING, name: str = "eddyline") -> Iterator[None]:
+    """Show the log of the package, or of a part of it, from a level on, on standard error."""
+    log = logging.getLogger(name)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    before = log.level
+    log.addHandler(handler)
+    log.setLevel(level)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
 
 
 class Output:

@@ -6,12 +6,11 @@ import argparse
 import logging
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 from eddyline.cli.arguments import Commands, add_command, add_storage
 from eddyline.cli.opening import open_engine, read_script
-from eddyline.cli.output import Output, add_format, show_progress
+from eddyline.cli.output import Output, add_format, log_shown, show_progress
 from eddyline.cli.text import frame_text, show_text
 
 
@@ -48,7 +47,8 @@ def _run(args: argparse.Namespace) -> int:
     check_interval(args.interval)  # before anything is written
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     out = Output(args.format)
-    with _logging(args.verbose), open_engine(args.storage) as engine:
+    level = logging.INFO if args.verbose else logging.WARNING
+    with log_shown(level), open_engine(args.storage) as engine:
         engine.on_progress(lambda progress: show_progress(args.format, progress))
         engine.on_error(lambda error: print(error, file=sys.stderr, flush=True))
         if args.console is not None:
@@ -71,19 +71,3 @@ def _run(args: argparse.Namespace) -> int:
 
 def _say_address(out: Output, what: str, url: str) -> None:
     out.say(f"{what}: {url}", "address", **{what: url})
-
-
-@contextmanager
-def _logging(verbose: bool) -> Iterator[None]:
-    """Show the package's log on standard error: from INFO on, or its warnings and errors."""
-    log = logging.getLogger("eddyline")
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    level = log.level
-    log.addHandler(handler)
-    log.setLevel(logging.INFO if verbose else logging.WARNING)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(level)

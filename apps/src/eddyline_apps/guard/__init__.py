@@ -21,7 +21,7 @@ from eddyline.answers.sinks import sinks_status
 from eddyline.answers.tasks import stored_catalog
 from eddyline.changes import Epoch
 from eddyline.cli.opening import open_catalog
-from eddyline.cli.output import Output, add_format
+from eddyline.cli.output import Output, add_format, log_shown
 from eddyline.cli.text import layout
 from eddyline.errors import DataError, EngineError
 from eddyline.storage.lock import in_use
@@ -161,6 +161,7 @@ def run(args: argparse.Namespace) -> int:
         "PYSPARK_SUBMIT_ARGS", f"--driver-java-options '{JAVA_OPTIONS}' pyspark-shell"
     )
     with ExitStack() as stack:
+        stack.enter_context(log_shown(name="eddyline.guard"))  # files that can't be read
         storage = args.storage
         if storage is None:
             storage = stack.enter_context(tempfile.TemporaryDirectory(prefix="eddyline-guard-"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -59,8 +60,9 @@ def follow(
     engine.start(EPOCHS_S)  # which doesn't wait for notifications
     names = list(map(str, logs))
     out.say(f"following {', '.join(names)}", "following", logs=names)
-    ticked = forgot = looked = time.monotonic()
-    misdated, warned = 0, ticked - FORGET_S
+    ticked = -math.inf
+    forgot = looked = time.monotonic()
+    misdated, warned = 0, forgot - FORGET_S
     unread, counts = Unreadable(), _reads_as_usual(guard)
     try:
         while True:
@@ -74,8 +76,9 @@ def follow(
                 if counts:
                     unread.observe(lines)
             # While lines of the past are read, the clock waits for them: nobody is freed whose last
-            # requests are still to come.
-            quiet = guard.active and started - ticked >= CLOCK_S
+            # requests are still to come. At first it is that of an earlier guard, by which nobody may be judged.
+            first = ticked < 0
+            quiet = first or (guard.active and started - ticked >= CLOCK_S)
             if len(lines) < LINES_MAX and (lines or quiet):
                 guard.tick(now)
                 ticked = started
