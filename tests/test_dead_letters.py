@@ -228,7 +228,7 @@ def test_dead_letters_are_kept_within_limits(
     assert shop.letters() == ["bad2", "bad3", "bad4"]  # the newest
     assert shop.pipeline.account() == Account(5, 2, 3, 0, 0)
     assert shop.engine.verify()
-    streams = shop.engine._streams
+    streams = shop.engine.streams
     now = time.time()
     assert streams.retire_dead_letters(now + 9 * 86_400) == 0
     assert streams.retire_dead_letters(now + 11 * 86_400) == 3

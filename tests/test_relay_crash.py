@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -447,7 +448,9 @@ def test_a_stream_that_is_checked_leaves_the_queue_to_its_reader(tmp_path: Path)
     stream = Entry("", STREAM, "s", "", options={"path": str(tmp_path)})
     queue = DataQueue(LogBackend(str(tmp_path)))
     queue.put(["a"])
-    check = partial(QueueFormat().check, stream, None)  # type: ignore[arg-type]  # it reads no context
+    # it reads no more of the context
+    context = SimpleNamespace(opens=True)
+    check = partial(QueueFormat().check, stream, context)  # type: ignore[arg-type]
     check()
     queue.settle(queue.plan(1))
     assert queue.commit() == 1
