@@ -12,6 +12,7 @@ import pytest
 
 from eddyline.runtime import rows_at_fault
 from eddyline.runtime.pieces import in_two
+from eddyline.source import lines as source_lines
 from eddyline.source import segments
 from eddyline.source.segment_readers import READERS
 from eddyline.source.segments import BUCKET_RUNS, NDJSON, PARQUET, RUN, Segment, Wanted
@@ -53,6 +54,24 @@ def test_a_json_file_is_cut_down_to_its_lines(tmp_path: Path, last: str) -> None
         assert [one for part in parts for one in part] == ids(files, whole)
     whole = Segment(NDJSON, str(path.rename(tmp_path / "1.json.gz")), 0, 0, 0, size)
     assert in_two(files, whole) == []
+
+
+def test_a_part_that_ends_within_a_line_keeps_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "1.json"
+    path.write_text("".join(json.dumps({"id": i}) + "\n" for i in range(23)))
+    files, size = Files(tmp_path), path.stat().st_size
+    middle = size // 2 + 3  # within a line
+    assert path.read_bytes()[middle - 1 : middle] != b"\n"
+    monkeypatch.setattr(source_lines, "PART_BYTES", middle)
+    found = []
+    for start, length in ((0, middle), (middle, size - middle)):
+        whole = Segment(NDJSON, str(path), 0, start, 0, length)
+        parts = [ids(files, one) for one in leaves_of(files, whole)]
+        assert [one for part in parts for one in part] == ids(files, whole)
+        found += parts
+    assert found == [[i] for i in range(23)]
 
 
 def test_a_parquet_file_is_cut_down_to_its_rows(tmp_path: Path) -> None:

@@ -82,6 +82,13 @@ def files_set_aside(sources: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str,
             yield source["name"], path, why
 
 
+def set_aside(files: Files, stream: Entry) -> dict[str, str]:
+    """Return by path why a stream has set files aside; reads no state."""
+    name = f"logs/{stream.id}/{SET_ASIDE}"
+    faults = files.read_json(name) if files.exists(name) else {}
+    return {path: known["fault"] for path, known in faults.items()}
+
+
 def storage_status(
     files: Files, catalog: Catalog, manifest: Manifest, lags: Lags
 ) -> dict[str, Any]:
@@ -143,9 +150,8 @@ def _source(
     with suppress(StateError):  # the entry has just been forgotten
         if (received := last_received(files, entry.source)) is not None:
             status["received_at"] = _timestamp(received)
-    aside = f"logs/{entry.id}/{SET_ASIDE}"
-    if files.exists(aside) and (faults := files.read_json(aside)):
-        status["set_aside"] = {path: known["fault"] for path, known in faults.items()}
+    if faults := set_aside(files, entry):
+        status["set_aside"] = faults
     letters = catalog.letters_of(entry)
     if letters is not None:
         status["dead_letters"] = row_count(files, manifest, letters.id)

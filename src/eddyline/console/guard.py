@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from eddyline.arguments import wrong_argument
 from eddyline.errors import EngineError
+from eddyline.relay.asgi_server import bears
 
 TOKEN_LENGTH_MIN = 16
 COOKIE = "eddyline_session"
@@ -148,9 +149,7 @@ class Guard:
         return answer
 
     def _knows(self, headers: Headers) -> bool:
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        is_token = hmac.compare_digest(given.encode("latin-1", "replace"), self._token)
-        if scheme.lower() == "bearer" and is_token:
+        if bears(headers, self._token):
             return True
         try:
             cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)

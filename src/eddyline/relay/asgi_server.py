@@ -5,8 +5,10 @@ Importing it needs the package uvicorn, which is optional.
 
 from __future__ import annotations
 
+import hmac
 import socket
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import uvicorn
@@ -14,6 +16,13 @@ import uvicorn
 from eddyline.errors import EngineError
 
 LOOPBACK = "127.0.0.1"
+
+
+def bears(headers: Mapping[str, str], token: bytes) -> bool:
+    """Return whether the headers of a request bear a token."""
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    is_token = hmac.compare_digest(given.encode("latin-1", "replace"), token)
+    return is_token and scheme.lower() == "bearer"
 
 
 class AppServer:

@@ -307,10 +307,11 @@ def _call_vectorised(bolt: Bolt, rows: Rows) -> BoltOutput:
         if pa.types.is_list(links.type):
             outputs = links.value_parent_indices().to_numpy(zero_copy_only=False)
             places = links.flatten()
+        inputs = places.to_numpy(zero_copy_only=False)
         whole = pa.types.is_integer(places.type) or not len(places)
-        nulls = links.null_count + places.null_count
-        inputs = places.to_numpy(zero_copy_only=False) if whole and not nulls else np.array([-1])
-        if len(links) != emitted_count or np.any((inputs < 0) | (inputs >= count)):
+        whole = whole and not links.null_count and not places.null_count
+        clear = whole and len(links) == emitted_count
+        if not clear or np.any((inputs < 0) | (inputs >= count)):
             raise ValueError(f"inputs must name places of the {count} rows, for each row made")
     rows = emitted.rows if emitted.rows.num_columns else emitted.rows.to_pylist()
     return BoltOutput(rows, outputs.astype(np.int64), inputs.astype(np.int64), failed)

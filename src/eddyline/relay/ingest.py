@@ -22,7 +22,6 @@ text each is an empty record. Requests other than /health need
 from __future__ import annotations
 
 import asyncio
-import hmac
 import threading
 from functools import partial
 from urllib.parse import parse_qs
@@ -39,7 +38,7 @@ try:
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
 
-    from eddyline.relay.asgi_server import LOOPBACK, AppServer
+    from eddyline.relay.asgi_server import LOOPBACK, AppServer, bears
 except ImportError as error:
     raise missing_package("the HTTP endpoint", str(error.name), "http") from error
 
@@ -141,9 +140,7 @@ class Ingest:
         Raises:
             _RefusedError: one is wrong.
         """
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        is_known = hmac.compare_digest(given.encode("latin-1", "replace"), self._token)
-        if scheme.lower() != "bearer" or not is_known:
+        if not bears(request.headers, self._token):
             raise _RefusedError(401, "a bearer token is needed", WWW_Authenticate="Bearer")
         kind, _, parameters = request.headers.get("content-type", TEXT).lower().partition(";")
         kind = kind.strip()

@@ -271,7 +271,7 @@ public final class Trees {
         }
     }
 
-    private static final class EqualReferences extends AbstractPartialFunction {
+    private final class EqualReferences extends AbstractPartialFunction {
         private final Map names; // of computed columns, by their ids
 
         EqualReferences(Map names) {
@@ -289,7 +289,7 @@ public final class Trees {
             }
             AttributeReference reference = (AttributeReference) one;
             Object name = names.get(Long.valueOf(reference.exprId().id()));
-            return reference.withName((String) name).withQualifier(PythonUtils.toSeq(new java.util.ArrayList()));
+            return reference.withName((String) name).withQualifier(empty);
         }
     }
 

@@ -476,9 +476,11 @@ def report_progress(out: Output, progress: Progress, *, odd: int = MALFORMED_ODD
 
 def report_unreadable(engine: Engine, known: Collection[str] = ()) -> set[str]:
     """Print which files of logs can't be read, without those that are known; return the paths of all."""
-    from eddyline.answers.status import files_set_aside  # imported late, as the engine is
+    from eddyline.answers.status import set_aside  # imported late, as the engine is
 
-    found = {path: why for _, path, why in files_set_aside(engine.status()["sources"])}
+    found: dict[str, str] = {}
+    for entry in engine.catalog.entries:
+        found |= set_aside(engine.files, entry)
     for path, why in found.items():
         if path not in known:
             print(f"{path} can't be read: {why}", file=sys.stderr, flush=True)
